@@ -115,6 +115,8 @@ class Oracle:
                 if isinstance(number, int) and number > 0:
                     self.calls.setdefault(number, span[0])
             elif category in ("cpu_op", "user_annotation", "operator"):
+                if category == "operator":  # profilers until 2021: ranges are operators, too
+                    category = "user_annotation" if OPTIMIZER.match(name) else "cpu_op"
                 self.host.append((span, name, category, one.get("tid"), arguments))
         self.device = self._busiest()
         own = [one for one in self.work if self._device_of(one) == self.device]

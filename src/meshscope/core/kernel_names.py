@@ -72,7 +72,7 @@ _KERNELS: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = tuple(
         (
             KernelCategory.ELEMENTWISE,
             r"elementwise|triton_poi_|act_and_mul|_silu|gelu|rotary|rope|dropout|activation"
-            r"|add_|mul_|quant|_cast_|swiglu|pointwise|\bscale|where|index_|gather|scatter|pool|upsample|distribution",
+            r"|add_|mul_|quant|_cast_|swiglu|pointwise|\bscale|where|index_|indexing_|indexFunc|gather|scatter|pool|upsample|distribution",
         ),
     )
 )

@@ -282,6 +282,9 @@ _NORM_BACKWARDS = _words(
 )
 """Read all inputs, write as much as the second."""
 _FOREACH = re.compile(r"^aten::(?:_foreach_\w+|_fused_(?:adam|adamw|sgd|adagrad)_?)$")
+_GATHERS = _words("gather take_along_dim")
+_INDEX_ADDS = _words("index_add_ index_add scatter_add_ scatter_add scatter_reduce_ index_copy_")
+_INDEX_PUTS = _words("index_put_ _index_put_impl_ index_put _unsafe_index_put")
 _LISTS_JOINED = _words("cat stack _cat")
 _TRITON = re.compile(r"^triton_")
 _VLLM_NORM = re.compile(r"^_C::(?:fused_add_)?rms_norm$|^_C::(?:rotary_embedding|silu_and_mul)$")
@@ -306,6 +309,12 @@ def _count_bytes(call: Call) -> int | None:
         return 2 * call.num_bytes(0)
     if _FOREACH.match(name):
         return _count_foreach(call)
+    return _count_look_ups(call)
+
+
+def _count_look_ups(call: Call) -> int | None:
+    """Operators that touch as many places of a tensor as they have indices."""
+    name = call.name
     if name in ("aten::embedding", "aten::index_select"):
         rows, indices = call.sizes(0), 1 if name == "aten::embedding" else 2
         if len(rows) != 2:
@@ -325,6 +334,16 @@ def _count_bytes(call: Call) -> int | None:
         return call.num_bytes(0, 1, 2) + 2 * added
     if name == "aten::embedding_dense_backward":
         return 2 * call.num_bytes(0) + call.num_bytes(1)
+    if name in _GATHERS:
+        # One place is read for each index, and written.
+        item = call.inputs[0][0].item_bytes if call.sizes(0) else 0
+        return call.num_bytes(2) + 2 * math.prod(call.sizes(2)) * item if item else None
+    if name in _INDEX_ADDS:
+        # What is added is read; the places it is added to are read and written.
+        return call.num_bytes(2) + 3 * call.num_bytes(3)
+    if name in _INDEX_PUTS:
+        # Indices have no shapes; the values tell how many places are written.
+        return 2 * call.num_bytes(2)
     return None
 
 

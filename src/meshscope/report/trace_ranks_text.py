@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from meshscope.analyze.device.trace_outline import TraceOutline
+from meshscope.analyze.device.trace_verdict import OthersPart
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import ScreenWriter, make_column
@@ -17,6 +18,19 @@ if TYPE_CHECKING:  # what compares ranks is loaded for several traces only
 MAX_RANKS = 64
 """Ranks of the table of all."""
 MAX_FILE_NAME = 36
+
+
+def find_others_part(
+    rank: int | Unavailable, comparison: "RankComparison | Unavailable"
+) -> OthersPart | None:
+    """None where traces of the other ranks do not tell."""
+    if isinstance(comparison, Unavailable):
+        return None
+    own = next((one for one in comparison.exposed if one.rank == rank), None)
+    if own is None:
+        return None
+    late = [one.rank for one in comparison.late if one.rank != rank]
+    return OthersPart(wait_ns=own.split.wait_ns, late_rank=late[0] if late else None)
 
 
 def write_comparison(

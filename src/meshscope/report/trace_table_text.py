@@ -12,6 +12,7 @@ from meshscope.ingest.traces.trace_tables import OperatorRow
 from meshscope.report import format as form
 from meshscope.report.screen import Column, ScreenWriter, make_column
 
+_MAX_UNCOUNTED = 6
 NUM_ROWS = 10
 NAME_WIDTH = 56
 
@@ -133,28 +134,33 @@ def write_rates(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None
             *name_columns(out, "operator", rows),
             make_column("device", rows, lambda row: form.duration(row.device_ns), 6),
             make_column("TFLOP/s", rows, _show_arithmetic, 7),
-            make_column("GB/s", rows, lambda row: f"{row.bytes_per_s / 1e9:.3g}", 7),
+            make_column("GB/s", rows, lambda row: _show_rate(row.bytes_per_s / 1e9), 7),
             make_column("roofline", rows, _show_roofline, 8),
         ]
     )
     left = coverage.device_ns - coverage.counted_ns
     if coverage.uncounted and left > coverage.device_ns // 20:
-        names = ", ".join(
-            f"{form.clean_text(one.name, 40)} {share(one.device_ns, coverage.device_ns)} "
-            f"({one.reason})"
-            for one in coverage.uncounted[:3]
-        )
-        out.line(f"not counted: {names}", "dim")
+        by_reason: dict[str, list[str]] = {}
+        for one in coverage.uncounted[:_MAX_UNCOUNTED]:
+            text = f"{form.clean_text(one.name, 40)} {share(one.device_ns, coverage.device_ns)}"
+            by_reason.setdefault(one.reason, []).append(text)
+        said = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+        out.line(f"not counted: {said}", "dim")
 
 
 def _show_arithmetic(row: OperatorRate) -> str:
-    return f"{row.flops_per_s / 1e12:.3g}" if row.flops else "-"
+    return _show_rate(row.flops_per_s / 1e12) if row.flops else "-"
+
+
+def _show_rate(value: float) -> str:
+    """Three digits, never an exponent."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def _show_roofline(row: OperatorRate) -> str:
     if isinstance(row.roofline_ratio, Unavailable):
         return "n/a"
-    return f"{form.ratio(row.roofline_ratio)} {row.bound[:6]}"
+    return f"{form.ratio(row.roofline_ratio)} {'memory' if row.bound == 'memory' else 'FLOP/s'}"
 
 
 def write_modules(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:

@@ -15,7 +15,12 @@ from meshscope.ingest.traces.trace_time import DeviceTime
 from meshscope.numerics.idle_gaps import IdleTime
 from meshscope.report import format as form
 from meshscope.report.screen import Screen, ScreenWriter, make_column
-from meshscope.report.trace_ranks_text import write_comparison, write_path, write_rank_table
+from meshscope.report.trace_ranks_text import (
+    find_others_part,
+    write_comparison,
+    write_path,
+    write_rank_table,
+)
 from meshscope.report.trace_table_text import (
     NUM_ROWS,
     name_columns,
@@ -64,7 +69,7 @@ def render_traces(
     for place, summary in enumerate(shown):
         if place:
             out.blank()
-        _write_trace(out, summary, num_rows)
+        _write_trace(out, summary, comparison, num_rows)
     if num_traces == 1:
         _write_alone(out, shown[0])
     if len(shown) < num_traces:
@@ -107,9 +112,14 @@ def choose_shown(
     return wanted or [0]
 
 
-def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None:
+def _write_trace(
+    out: ScreenWriter,
+    summary: TraceSummary,
+    comparison: "RankComparison | Unavailable",
+    num_rows: int,
+) -> None:
     out.headline(_describe(summary), "bold")
-    verdict = judge(summary)
+    verdict = judge(summary, find_others_part(summary.rank, comparison))
     if not isinstance(verdict, Unavailable):
         out.line(form.clean_text(verdict.text), "bold")
         if verdict.advice:
@@ -386,7 +396,7 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
                     "CUDA graphs",
                     f"{form.ratio(found.graph_time_ratio)} of device time, "
                     f"{form.count(found.num_graph_kernels)} kernels, copies and fills, is replayed "
-                    f"from graphs by {form.plural(found.num_graph_launches, 'launch')}; their "
+                    f"from graphs by {form.plural(found.num_graph_launches, 'call')}; their "
                     "operators are not in the trace",
                 )
             )

@@ -103,6 +103,59 @@ def test_an_embedding_reads_rows_and_not_its_table():
     assert cost.num_bytes == 32 * 8 + 2 * 32 * 64 * 4
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "num_bytes"),
+    [
+        ("aten::gather", [[100, 64], [], [32, 64]], 32 * 64 * (8 + 2 * 4)),
+        ("aten::index_add_", [[100, 64], [], [32], [32, 64], []], 32 * 8 + 3 * 32 * 64 * 4),
+        ("aten::_index_put_impl_", [[100, 64], [], [32, 64]], 2 * 32 * 64 * 4),
+    ],
+)
+def test_look_ups_touch_what_they_have_indices_for(name, shapes, num_bytes):
+    inputs = tuple(
+        (Tensor(sizes=tuple(shape), item_bytes=I64 if place == 2 and "put" not in name else F32),)
+        if shape
+        else ()
+        for place, shape in enumerate(shapes)
+    )
+    cost = count_cost(Call(name=name, inputs=inputs))
+    assert cost is not None
+    assert (cost.flops, cost.num_bytes) == (0, num_bytes)
+
+
+def test_the_kernels_name_tells_the_type_of_tensors_in_a_list():
+    shapes, types = [[[8, 4], [8, 4]], []], ["TensorList", "Scalar"]
+    opaque = "void CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>, unsigned int>(x)"
+    (rate,) = measure_rates((row("aten::cat", shapes, types, 100, kernel=opaque),), "")
+    assert rate.num_bytes == 2 * 64 * BF16
+    assert not measure_rates((row("aten::cat", shapes, types, 100, kernel="any"),), "")
+
+
+def test_a_long_list_has_no_shapes_and_is_not_counted():
+    kernel = "multi_tensor_apply_kernel<TensorListMetadata<1>, BinaryOpScalarFunctor<float, 1, 1>>"
+    operators = (
+        row("aten::_foreach_mul_", [[], []], ["TensorList", "Scalar"], 100, kernel=kernel),
+        row("aten::_foreach_mul_", [[[8], [4]], []], ["TensorList", "Scalar"], 50, kernel=kernel),
+    )
+    rates = measure_rates(operators, "")
+    assert [(one.device_ns, one.num_bytes) for one in rates] == [(50, 2 * 12 * F32)]
+    (left,) = measure_coverage(operators, rates).uncounted
+    assert "long list" in left.reason
+
+
+def test_float32_on_matrix_units_is_held_against_their_peak():
+    """An H100 has 494.7 TFLOP/s of tf32 and 66.9 of float32."""
+    shapes, types = [[4096, 4096], [4096, 4096]], ["float", "float"]
+    kernels = ("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x256x32", "cutlass_simt_sgemm")
+    rows = (row("aten::mm", shapes, types, 10**6, kernel=one) for one in kernels)
+    rates = measure_rates(tuple(rows), "NVIDIA H100 80GB HBM3")
+    per_s = 2 * 4096**3 / 1e-3
+    assert [one.peak_ratio for one in rates] == [
+        pytest.approx(per_s / 494.7e12),
+        pytest.approx(per_s / 66.9e12),
+    ]
+
+
 def test_what_is_not_known_is_not_counted():
     assert call("aten::index", [8, 4], []) is None
     assert call("vllm::moe_forward", [888, 3072], [888, 128]) is None

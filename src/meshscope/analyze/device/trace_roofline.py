@@ -3,23 +3,26 @@
 What a call costs at the least is `core.operator_cost`'s: arithmetic of products, convolutions and
 attention, bytes of these and of operators that only move data. The rates are those over the
 operator's device time, summed over its calls. A roofline's share is the time the device would need
-at its dense peak, or its memory's bandwidth, whichever takes longer, over the time it took; float32
-is held against plain float32.
+at its dense peak, or its memory's bandwidth, whichever takes longer, over the time it took. float32
+is held against plain float32, unless the kernel's name says that it ran on matrix units (tf32).
+
+Of lists of tensors the profiler gives sizes without types, which the kernel's name tells, and of
+long lists neither: an optimizer over many tensors is not counted.
 
 Coverage says of how much device time anything can be said; what is not counted is listed, with its
 reason. Communication and copies between host and device are not in it: their limits are links.
 
-Wrong where recorded shapes are not those computed with (nested or sparse tensors), where a device
-runs float32 on matrix units (tf32), and where tensors stay in a cache: a share above 1 says so and
-is left as it is.
+Wrong where recorded shapes are not those computed with (nested or sparse tensors), and where
+tensors stay in a cache: a share above 1 says so and is left as it is.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshscope.core.flops import Shapes
-from meshscope.core.hardware import find_bandwidth, find_peak
+from meshscope.core.hardware import TF32, find_bandwidth, find_peak
 from meshscope.core.operator_cost import ITEM_BYTES, Call, OperatorCost, Tensor, count_cost
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.ingest.traces.trace_tables import OperatorRow
@@ -36,6 +39,10 @@ DTYPES = {
     "c10::Float8_e4m3fn": "float8_e4m3fn",
     "c10::Float8_e5m2": "float8_e5m2",
 }
+_ITEM_IN_KERNEL = re.compile(
+    r"OpaqueType<(?P<size>\d{1,2})|Functor<(?P<type>c10::\w+|float|double)\b"
+)
+"""Kernels over lists of tensors name the type, or its size, in their templates."""
 _MAX_SIZE = 1 << 40
 _MAX_LISTED = 8
 
@@ -155,9 +162,11 @@ def _count(row: OperatorRow) -> OperatorCost | Unavailable:
         return Unavailable("the trace does not tell which operator launched it")
     if not row.shapes:
         return Unavailable("no shapes recorded (record_shapes=True)")
-    inputs = _read_inputs(row.shapes, row.types)
+    inputs = _read_inputs(row.shapes, row.types, _find_item_bytes(row.kernel))
     if inputs is None:
         return Unavailable("shapes or types of tensors are not recorded")
+    if _has_long_list(row.types, inputs):
+        return Unavailable("the profiler does not write the shapes of a long list of tensors")
     cost = count_cost(Call(name=row.name, inputs=inputs, values=_read_values(row.values)))
     return cost or Unavailable("its cost is not known from its shapes")
 
@@ -167,7 +176,7 @@ def _rate(row: OperatorRow, cost: OperatorCost, device_name: str) -> OperatorRat
     own_ns = row.device_ns - row.link_ns
     seconds = own_ns / 1e9
     peak_ratio = (
-        _compare_with_peak(flops / seconds, device_name, row.types)
+        _compare_with_peak(flops / seconds, device_name, row)
         if flops
         else Unavailable("it moves data")
     )
@@ -220,24 +229,45 @@ def _sizes(entry: object) -> list[int] | None:
     return entry if is_shape else None
 
 
-def _read_inputs(shapes: str, types: str) -> tuple[tuple[Tensor, ...], ...] | None:
-    """Every input's tensors; None where a tensor's type is not said."""
+def _find_item_bytes(kernel: str) -> int | None:
+    """Of a tensor in a list, as far as a kernel's name tells."""
+    found = _ITEM_IN_KERNEL.search(kernel[:2000])
+    if found is None:
+        return None
+    return int(found["size"]) if found["size"] else ITEM_BYTES.get(found["type"].lower())
+
+
+def _has_long_list(types: str, inputs: tuple[tuple[Tensor, ...], ...]) -> bool:
+    """Whether a list has no shapes; an empty one has nothing to compute."""
+    kinds = _read_list(types) or []
+    return any(kind == _LIST and not own for kind, own in zip(kinds, inputs, strict=True))
+
+
+def _read_inputs(
+    shapes: str, types: str, item_bytes: int | None
+) -> tuple[tuple[Tensor, ...], ...] | None:
+    """Every input's tensors; None where a tensor's type is not said. `item_bytes` are those of
+    tensors in lists."""
     sizes, kinds = _read_list(shapes), _read_list(types)
     if sizes is None or kinds is None or len(sizes) != len(kinds):
         return None
     found: list[tuple[Tensor, ...]] = []
     for entry, kind in zip(sizes, kinds, strict=True):
-        own = _read_tensors(entry, kind)
+        own = _read_tensors(entry, kind, item_bytes)
         if own is None:
             return None
         found.append(own)
     return tuple(found)
 
 
-def _read_tensors(entry: object, kind: object) -> tuple[Tensor, ...] | None:
+def _read_tensors(entry: object, kind: object, item_bytes: int | None) -> tuple[Tensor, ...] | None:
     shape = _sizes(entry)
     is_list = isinstance(entry, list) and shape is None
     item = ITEM_BYTES.get(kind.lower()) if isinstance(kind, str) else None
+    if kind == _LIST:
+        if not shape and not is_list:
+            return ()
+        item = item_bytes
     if is_list:
         each = [_sizes(one) for one in entry] if isinstance(entry, list) else []
         if item is None or any(one is None for one in each):
@@ -254,14 +284,16 @@ def _read_values(text: str) -> tuple[str, ...]:
 
 
 _NO_DEVICE = "the trace does not name the device; use --device"
+_LIST = "TensorList"
 
 
-def _compare_with_peak(per_s: float, device_name: str, types: str) -> float | Unavailable:
+def _compare_with_peak(per_s: float, device_name: str, row: OperatorRow) -> float | Unavailable:
     if not device_name:
         return Unavailable(_NO_DEVICE)
-    named = _read_list(types) or []
+    named = _read_list(row.types) or []
     dtype = next((DTYPES[one] for one in named if isinstance(one, str) and one in DTYPES), None)
     if dtype is None:
         return Unavailable("the trace does not say the operator's type")
-    peak = find_peak(device_name, dtype)
+    is_tf32 = dtype == "float32" and TF32 in row.kernel.lower()
+    peak = find_peak(device_name, TF32 if is_tf32 else dtype)
     return peak if isinstance(peak, Unavailable) else per_s / peak

@@ -3,14 +3,17 @@
 The largest part of its time that is no compute is named if it is more than MIN_RATIO of it: waiting
 for the host, for other ranks' data, for copies, for itself. Otherwise the device is busy, and the
 largest category of its kernels is named, with its distance from the roofline where that is known.
+Where the other ranks' traces are there, what it waited for them is told apart from what it sent.
 Not a finding with a price: `meshscope report` has those.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshscope.analyze.device.trace_launches import LaunchQueue
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
+from meshscope.core import unit_text
 from meshscope.core.kernel_names import KernelCategory
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.kineto import lacks_end
@@ -19,6 +22,9 @@ from meshscope.ingest.traces.trace_steps import StepSource
 MIN_RATIO = 0.10
 _SHORT_RATIO = 0.5
 _SLOW_RATIO = 0.3
+_LITTLE_RATIO = 0.002
+_PLAIN_FLOAT32 = re.compile(r"(?<!16)sgemm(?!.*tf32)|_f32f32_f32f32_")
+"""Names of NVIDIA's matrix products in float32; those on matrix units say tf32 or 1688."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +32,8 @@ class TraceVerdict:
     """Of one device."""
 
     cause: str
-    """`host`, `synchronising`, `communication`, `copies`, `dependency`, `unknown`, `kernels`, or
-    `incomplete` where the trace lacks its end."""
+    """`host`, `synchronising`, `communication`, `waiting` for other ranks, `copies`, `dependency`,
+    `unknown`, `kernels`; `little work`, or `incomplete` where the trace lacks its end."""
     share_ratio: float
     """Of the device's time."""
     text: str
@@ -36,8 +42,16 @@ class TraceVerdict:
     """What to do; "" where nothing is known that would help."""
 
 
-def judge(summary: TraceSummary) -> TraceVerdict | Unavailable:
-    """The verdict on the busiest device of a trace."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OthersPart:
+    """What a rank waited for others, and which of them came last most often, if any did."""
+
+    wait_ns: int
+    late_rank: int | None
+
+
+def judge(summary: TraceSummary, others: OthersPart | None = None) -> TraceVerdict | Unavailable:
+    """The verdict on the busiest device of a trace; `others` where traces of them tell."""
     if not summary.devices:
         return Unavailable("no device in this trace")
     device = max(summary.devices, key=lambda one: one.breakdown.time.busy_ns)
@@ -48,16 +62,27 @@ def judge(summary: TraceSummary) -> TraceVerdict | Unavailable:
             text="The trace is cut off: what limits the device is not known.",
             advice="Record it again, and let the profiler finish writing before the program ends.",
         )
-    return _judge_device(device)
+    work_ns = device.breakdown.time.busy_ns
+    if work_ns < _LITTLE_RATIO * summary.host.total_ns:
+        return TraceVerdict(
+            cause="little work",
+            share_ratio=work_ns / summary.host.total_ns,
+            text=f"The device works {unit_text.duration(work_ns)} in a trace of "
+            f"{unit_text.duration(summary.host.total_ns)}: too little to say what limits it.",
+            advice="Record steps of the program, behind its start and its compilation.",
+        )
+    return _judge_device(device, others)
 
 
-def _judge_device(device: DeviceSummary) -> TraceVerdict:
+def _judge_device(device: DeviceSummary, others: OthersPart | None) -> TraceVerdict:
     time, idle = device.breakdown.time, device.idle
     whole = max(time.total_ns, 1)
+    wait_ns = min(others.wait_ns, time.exposed_ns) if others else 0
     parts = {
         "host": idle.host_ns + idle.launch_ns + idle.communicating_ns,
         "synchronising": idle.synchronising_ns,
-        "communication": time.exposed_ns,
+        "communication": time.exposed_ns - wait_ns,
+        "waiting": wait_ns,
         "copies": time.exposed_copy_ns,
         "dependency": idle.dependency_ns,
         "unknown": idle.unknown_ns,
@@ -78,7 +103,11 @@ def _judge_device(device: DeviceSummary) -> TraceVerdict:
         ),
         "communication": (
             f"{percent} of the time the device communicates with nothing to compute beside it.",
-            _advise_communication(device),
+            _advise_communication(device, others),
+        ),
+        "waiting": (
+            f"{percent} of the time the device waits in communication for other ranks.",
+            _advise_waiting(others),
         ),
         "copies": (
             f"{percent} of the time the device only copies.",
@@ -86,8 +115,8 @@ def _judge_device(device: DeviceSummary) -> TraceVerdict:
         ),
         "dependency": (
             f"{percent} of the time work is queued and waits for another stream or an event.",
-            "Look at what the streams wait for: collectives of other groups, events, or a graph's "
-            "own order.",
+            "Look at what the streams wait for: collectives of other groups, events, a graph's own "
+            "order, or work that was launched before the trace began and is not in it.",
         ),
         "unknown": (
             f"The device idles {percent} of the time; the trace lacks the calls that say why.",
@@ -106,13 +135,21 @@ def _advise_host(launches: LaunchQueue | Unavailable) -> str:
     return "Find what the host does between launches: input, Python, synchronous calls."
 
 
-def _advise_communication(device: DeviceSummary) -> str:
+def _advise_communication(device: DeviceSummary, others: OthersPart | None) -> str:
     rows = sorted(device.communication, key=lambda row: -row.exposed_ns)
     where = f"{rows[0].kind} along {rows[0].axis}" if rows else "it"
+    if others is not None:
+        return f"Overlap {where} with compute, or send less: it is the transfer that takes time."
     return (
         f"Overlap {where} with compute, send less, or find the rank that the others wait for: "
         "traces of all ranks tell."
     )
+
+
+def _advise_waiting(others: OthersPart | None) -> str:
+    if others is not None and others.late_rank is not None:
+        return f"Rank {others.late_rank} comes last most often: --rank {others.late_rank} shows it."
+    return "The critical path shows whom it waits for; `meshscope report` names and prices causes."
 
 
 def _judge_kernels(device: DeviceSummary) -> TraceVerdict:
@@ -130,7 +167,12 @@ def _judge_kernels(device: DeviceSummary) -> TraceVerdict:
     )
     coverage = device.coverage
     advice = ""
-    if not isinstance(coverage.roofline_ratio, Unavailable):
+    if _lacks_matrix_units(device):
+        advice = (
+            "Its products are float32 without matrix units: use bfloat16, or allow tf32 with "
+            "torch.set_float32_matmul_precision('high')."
+        )
+    elif not isinstance(coverage.roofline_ratio, Unavailable):
         advice = f"What can be counted runs at {coverage.roofline_ratio:.0%} of the roofline"
         advice += (
             ": look at the slowest rows below." if coverage.roofline_ratio < _SLOW_RATIO else "."
@@ -143,6 +185,14 @@ def _judge_kernels(device: DeviceSummary) -> TraceVerdict:
         text=text.replace("%", " %"),
         advice=advice.replace("%", " %"),
     )
+
+
+def _lacks_matrix_units(device: DeviceSummary) -> bool:
+    """Whether most of the time of the device's products is in plain float32, and most of its
+    time in products."""
+    own = [row for row in device.kernels if row.category is KernelCategory.GEMM]
+    plain_ns = sum(row.total_ns for row in own if _PLAIN_FLOAT32.search(row.name))
+    return 2 * plain_ns > sum(row.total_ns for row in device.kernels)
 
 
 def list_unknown(summaries: Sequence[TraceSummary], left_out: Sequence[str]) -> tuple[str, ...]:

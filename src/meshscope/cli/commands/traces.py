@@ -1,5 +1,6 @@
 """`meshscope trace`: what torch.profiler's traces say, of one rank or of many."""
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from meshscope.analyze.device.trace_summary import TraceSummary
     from meshscope.ingest.traces.trace_recording import TraceRecording
     from meshscope.simulate.critical_path import CriticalPath
+
+_OBJECTS_A_COLLECTION = 100_000
 
 
 @click.command("trace", short_help="Explain traces of torch.profiler.")
@@ -101,6 +104,9 @@ def command(
     read.
     """
     given = None if layout_text is None else Layout.parse(layout_text)
+    # What is read is columns and their rows, which hold no cycles: there is little to collect.
+    context.call_on_close(partial(gc.set_threshold, *gc.get_threshold()))
+    gc.set_threshold(_OBJECTS_A_COLLECTION)
     if flame is not None:
         _write_flame(flame, flame_by, paths)
         return
@@ -136,11 +142,12 @@ def command(
     if as_json:
         from meshscope.analyze.device.trace_verdict import judge, list_unknown
         from meshscope.report.trace_document import DOCUMENT, TraceDocument
+        from meshscope.report.trace_ranks_text import find_others_part
 
         summaries = read.summaries
         document = TraceDocument(
             layout=layout if isinstance(layout, Unavailable) else layout.to_dict(),
-            verdicts=tuple(map(judge, summaries)),
+            verdicts=tuple(judge(one, find_others_part(one.rank, comparison)) for one in summaries),
             not_known=list_unknown(summaries, read.left_out),
             traces=tuple(summaries),
             across_ranks=comparison,

@@ -20,13 +20,22 @@ from meshscope.ingest.kineto.native_scanner import NativeScanner
 from meshscope.ingest.kineto.python_scanner import PythonScanner
 from meshscope.ingest.kineto.scan import KEYS, MISSING, TEXT_IDENTITY, ScanError, Scanner, ScanState
 from meshscope.ingest.kineto.trace_batches import TraceBatches
-from meshscope.ingest.kineto.trace_columns import Trace, TraceCounts, TraceGroup, Track
+from meshscope.ingest.kineto.trace_columns import (
+    CATEGORIES,
+    Trace,
+    TraceCounts,
+    TraceGroup,
+    Track,
+)
 from meshscope.ingest.native import load_library
 
 _MAX_VALUE_BYTES = 1 << 26
 """One event or one entry of the header may be this long; a longer one ends the reading."""
 _PIECE_BYTES = 1 << 20
 """Read at a time, at most: as much as stays in a processor's cache."""
+_FIRST_BYTES = 1 << 16
+"""Read at first: many files have no more, and memory costs where it is touched."""
+_KNOWN_TEXTS = {text.encode(): text for text in (*KEYS, *map(bytes.decode, CATEGORIES))}
 MAX_WORLD_SIZE = 1 << 24
 _MAX_BASE_NS = 1 << 62
 _PADDING = b" \t\r\n\0"
@@ -75,11 +84,13 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
 
     Pieces are read behind what was left of the one before, into the same memory.
     """
-    window, num_left, num_fed = bytearray(_PIECE_BYTES), 0, 0
+    window, num_left, num_fed = bytearray(_FIRST_BYTES), 0, 0
 
     def find_room() -> memoryview:
         nonlocal window
-        if 2 * num_left > len(window):
+        if num_fed and len(window) < _PIECE_BYTES:
+            window = window[:num_left] + bytes(_PIECE_BYTES - num_left)
+        elif 2 * num_left > len(window):
             window = window[:num_left] + bytes(3 * num_left)
         return memoryview(window)[num_left:]
 
@@ -159,7 +170,7 @@ def _make_trace(
     symbols = scanner.symbols()
     counts = scanner.counts
     events, arguments = batches.join(scanner)
-    strings = tuple(map(_decode_text, symbols))
+    strings = tuple(_KNOWN_TEXTS.get(raw) or _decode_text(raw) for raw in symbols)
     tracks = _name_tracks(batches, strings)
     events, notes = split_devices(events, tracks)
     events = adopt_tracks(events, tracks)

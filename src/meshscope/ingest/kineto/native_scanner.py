@@ -81,6 +81,15 @@ from meshscope.store.read.arrays import Int64s
 ) = range(NUM_LOOKED)
 
 
+def _texts(texts: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
+    return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+
+
+_KEY_TEXTS = _texts([key.encode() for key in KEYS])
+_CATEGORY_TEXTS = _texts(list(CATEGORIES))
+_CATEGORY_CODES = bytes(CATEGORIES.values())
+
+
 class NativeScanner:
     """With `is_raw` complete events come in batches like all others, as their text has them."""
 
@@ -89,11 +98,11 @@ class NativeScanner:
     ) -> None:
         self._library = library
         self._handle = library.scanner_new(
-            _texts([key.encode() for key in KEYS]),
+            _KEY_TEXTS,
             FIRST_KEPT_KEY,
             KEPT_PHASES.encode(),
-            _texts(list(CATEGORIES)),
-            bytes(CATEGORIES.values()),
+            _CATEGORY_TEXTS,
+            _CATEGORY_CODES,
             Category.PYTHON,
             Category.MODULE,
             with_python,
@@ -226,10 +235,6 @@ class NativeScanner:
 
     def _read_state(self) -> None:
         self._library.scanner_look(self._handle, self._found.ctypes.data)
-
-
-def _texts(texts: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
-    return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
 
 
 def _look_at(

@@ -235,11 +235,12 @@ def _divide(
 
 
 def _contain_any(trace: Trace, rows: Int64s, inner: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of the events another one of the same thread begins inside of."""
-    begins = np.sort(trace.events.begin_ns[inner])
-    first = np.searchsorted(begins, trace.events.begin_ns[rows], side="left")
-    after = np.searchsorted(begins, find_ends(trace, rows), side="left")
-    found: npt.NDArray[np.bool_] = after > first
+    """Which of the events, in order of begin, another one of the same thread begins inside of."""
+    begins = np.append(np.sort(trace.events.begin_ns[inner]), np.iinfo(np.int64).max)
+    # The others are few: each is looked up among the events, which then know the next of them.
+    place = np.searchsorted(trace.events.begin_ns[rows], begins, side="right")
+    following = np.repeat(begins, np.diff(place, prepend=0))
+    found: npt.NDArray[np.bool_] = following < find_ends(trace, rows)
     return found
 
 

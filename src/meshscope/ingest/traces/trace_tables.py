@@ -73,6 +73,8 @@ class OperatorRow:
     host_ns: int
     """Of the calls themselves."""
     share_ratio: float
+    kernel: str = ""
+    """The longest of what it launched: its name tells types that the profiler leaves out."""
 
 
 def tabulate_kernels(
@@ -211,6 +213,10 @@ def tabulate_operators(
     host_ns = np.bincount(
         group[calls >= 0], weights=events.duration_ns[calls[calls >= 0]], minlength=num_groups
     ).astype(np.int64)
+    longest = np.empty(num_groups, dtype=np.int64)
+    order = np.argsort(duration)
+    longest[inverse[order]] = rows[order]
+    kernel = events.name[longest]
     whole = max(int(duration.sum()), 1)
     return tuple(
         OperatorRow(
@@ -224,6 +230,7 @@ def tabulate_operators(
             link_ns=int(on_links[place]),
             host_ns=int(host_ns[place]),
             share_ratio=float(total[place] / whole),
+            kernel=_string(trace, int(kernel[place])),
         )
         for place in np.argsort(-total, kind="stable").tolist()
     )
