@@ -1,10 +1,10 @@
 """A fifth part of the fault matrix: committed before any rule was touched again, judged once.
 
 Programs, layouts, amounts and pairs that no earlier part has. New programs: DDP with a hook that
-compresses, FSDP2 in pairs of ranks that are copies, parameters averaged after the optimizer, torch's
-looped pipelines, ranks that meet at a barrier after what one of them does between steps. New faults:
-a core kept busy instead of a sleep, accumulation beside a slow rank, four at once. Words for truths
-are those of `fault_cases_trials`.
+compresses, FSDP2 in pairs of ranks that are copies, parameters averaged after the optimizer,
+torch's looped pipelines, ranks that meet at a barrier after what one of them does between steps.
+New faults: a core kept busy instead of a sleep, accumulation beside a slow rank, four at once.
+Words for truths are those of `fault_cases_trials`.
 """
 
 from dataclasses import replace

@@ -17,8 +17,8 @@ of it, 15 % where ranks outnumber cores. Twins, and runs without any fault, must
 nothing above low.
 
 About half of the older cases are held out, by their names; those written later ("fresh", then
-"newest", then "unseen") are parts of their own: without `--part` they are recorded, and nothing is said of them.
-Results of all parts are merged into one file.
+"newest", then "unseen") are parts of their own: without `--part` they are recorded, and nothing is
+said of them. Results of all parts are merged into one file.
 
 Ranks run under SCHED_RR where that is allowed, so that sleepers are woken promptly on a machine
 that others use. What it does not show: real compute that fights for memory or links; ranks of real

@@ -2,9 +2,9 @@
 
 DDP (also with a hook of its own), FSDP2 (also in groups that are copies of each other), parameters
 averaged after the optimizer, tensor parallel × FSDP2 by DTensor, torch's pipelines, context and
-expert parallel by hand. What a program does between its steps (logging, evaluation, saving, collections, sums of a
-subgroup) is here, too. `plain_torch_faults` has the layers that sleep and what `Delay` means.
-`Program.options` says what a program has of the following.
+expert parallel by hand. What a program does between its steps (logging, evaluation, saving,
+collections, sums of a subgroup) is here, too. `plain_torch_faults` has the layers that sleep and
+what `Delay` means. `Program.options` says what a program has of the following.
 
     width, rows     real matrix products of that size in place of sleeps; threads: of torch
     ballast         floats more in each layer, whose gradients are sent
