@@ -22,6 +22,8 @@ _NOISE_CODES = frozenset({"TI001", "PA002", "PP004", "ST004", "ST005", "LT001", 
 """Findings about patterns that a busy machine has too."""
 _SLOWED_CODES = frozenset({"IN002"})
 """Findings about what all ranks do, which takes longer where threads wait: all of it is asked."""
+_MAX_SLOWED_RATIO = 0.2
+"""Of the step: what takes more of it is no mere effect of waiting, which slows the rest, too."""
 _MIN_QUEUED_RATIO = 0.02
 _MIN_SHARE = 0.5
 """Of what a finding costs that threads must have waited for cores."""
@@ -76,6 +78,8 @@ def _doubt(finding: Finding, queued: dict[int, float], least_share: float) -> Fi
     gain = finding.gain
     cost = 0.0 if isinstance(gain, Unavailable) else gain.saved_ratio
     if finding.severity is Severity.LOW or share < max(_MIN_QUEUED_RATIO, least_share * cost):
+        return finding
+    if finding.code in _SLOWED_CODES and cost >= _MAX_SLOWED_RATIO:
         return finding
     text = (
         f"its threads waited {ratio(share)} of the time for a core"
