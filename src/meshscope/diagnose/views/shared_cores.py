@@ -3,7 +3,9 @@
 On a machine that other programs use, or with more threads than cores, steps drift, ranks pause and
 work is uneven without any fault of the job. If the training threads waited for a core for about as
 long as such a finding costs, the finding is LOW and says so. Of ranks that take longer than others
-only what they waited more than these counts.
+only what they waited more than these counts; of ranks that pause now and then, all of it: others
+that wait as long pause at other times. Where ranks outnumber cores a short wait for data is one for
+a core: the loader's workers and other ranks have them.
 """
 
 from collections.abc import Sequence
@@ -18,10 +20,15 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Finding
 from meshscope.diagnose.wording import ratio
 
-_NOISE_CODES = frozenset({"TI001", "PA002", "PP004", "ST004", "ST005", "LT001", "LK001"})
+_NOISE_CODES = frozenset(
+    {"TI001", "PA002", "PP004", "ST003", "ST004", "ST005", "LT001", "LK001"}
+)
 """Findings about patterns that a busy machine has too."""
 _SLOWED_CODES = frozenset({"IN002"})
 """Findings about what all ranks do, which takes longer where threads wait: all of it is asked."""
+_PAUSE_CODES = frozenset({"PA002"})
+_MAX_CROWDED_RATIO = 0.1
+"""Of the step: waits for data up to here are not told where ranks outnumber cores."""
 _MAX_SLOWED_RATIO = 0.2
 """Of the step: what takes more of it is no mere effect of waiting, which slows the rest, too."""
 _MIN_QUEUED_RATIO = 0.02
@@ -40,12 +47,47 @@ def doubt_noise(findings: Sequence[Finding], context: Context) -> list[Finding]:
     queued = context.study.get(_read_queues)
     if isinstance(queued, Unavailable) or not queued:
         return list(findings)
+    is_crowded = context.study.get(_is_crowded) is True
     return [
-        _doubt(one, queued, 1.0 if one.code in _SLOWED_CODES else _MIN_SHARE)
-        if one.code in _NOISE_CODES | _SLOWED_CODES
+        _doubt_slowed(one, queued, is_crowded=is_crowded)
+        if one.code in _SLOWED_CODES
+        else _doubt(one, queued, _MIN_SHARE)
+        if one.code in _NOISE_CODES
         else one
         for one in findings
     ]
+
+
+def _is_crowded(study: Study) -> bool:
+    """Whether some host has more ranks than cores that they may run on."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for recording in study.attempt.ranks.values():
+        queue = known(read_core_queue(recording))
+        cores = None if queue is None else known(queue.num_cores)
+        if queue is not None and cores is not None and queue.cores:
+            key = (str(recording.header.get("host")), queue.cores)
+            found.setdefault(key, []).append(cores)
+    return any(len(cores) > min(cores) for cores in found.values())
+
+
+def _doubt_slowed(finding: Finding, queued: dict[int, float], *, is_crowded: bool) -> Finding:
+    cost = _find_cost(finding)
+    if cost >= _MAX_SLOWED_RATIO:
+        return finding
+    if is_crowded and cost < _MAX_CROWDED_RATIO and finding.severity is not Severity.LOW:
+        text = "ranks outnumber the cores, so short waits for data are waits for a core as well"
+        return _lower(finding, text)
+    return _doubt(finding, queued, 1.0)
+
+
+def _find_cost(finding: Finding) -> float:
+    gain = finding.gain
+    return 0.0 if isinstance(gain, Unavailable) else gain.saved_ratio
+
+
+def _lower(finding: Finding, text: str) -> Finding:
+    confidence = Confidence(level=ConfidenceLevel.LOW, text=text)
+    return replace(finding, severity=Severity.LOW, confidence=confidence)
 
 
 def may_be_queueing(context: Context, ranks: Sequence[int], cost_ratio: float) -> bool:
@@ -75,16 +117,14 @@ def _measure_share(ranks: Sequence[int], queued: dict[int, float]) -> tuple[floa
 
 def _doubt(finding: Finding, queued: dict[int, float], least_share: float) -> Finding:
     share, is_beyond = _measure_share(finding.ranks, queued)
-    gain = finding.gain
-    cost = 0.0 if isinstance(gain, Unavailable) else gain.saved_ratio
+    if finding.code in _PAUSE_CODES:
+        share, is_beyond = max(queued.get(rank, 0.0) for rank in finding.ranks or queued), False
+    cost = _find_cost(finding)
     if finding.severity is Severity.LOW or share < max(_MIN_QUEUED_RATIO, least_share * cost):
         return finding
-    if finding.code in _SLOWED_CODES and cost >= _MAX_SLOWED_RATIO:
-        return finding
-    text = (
+    return _lower(
+        finding,
         f"its threads waited {ratio(share)} of the time for a core"
         f"{', more than others,' if is_beyond else ','} which other programs, or more threads than "
-        "cores, explain as well"
+        "cores, explain as well",
     )
-    confidence = Confidence(level=ConfidenceLevel.LOW, text=text)
-    return replace(finding, severity=Severity.LOW, confidence=confidence)
