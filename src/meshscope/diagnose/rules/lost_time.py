@@ -111,7 +111,6 @@ class UnnamedLoss(Rule):
         has_pauses = loss.num_pauses >= context.thresholds[_MIN_LOST_PAUSES]
         return has_pauses or (loss.kind in _BLAMED and _is_steady(context, loss))
 
-
     def _is_own_aside(self, context: Context, loss: Loss) -> bool:
         """What all ranks do in most steps in a phase of the program's own, without the model."""
         ledger = need(context.ledger)

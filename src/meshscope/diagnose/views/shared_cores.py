@@ -13,16 +13,18 @@ from dataclasses import replace
 from statistics import median
 
 from meshscope.analyze.device.core_queue import read_core_queue
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Finding
-from meshscope.diagnose.wording import ratio
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.wording import duration, ratio
+from meshscope.simulate.what_if import Edit, Gain
+from meshscope.store.schema import OperationFlag
 
-_NOISE_CODES = frozenset(
-    {"TI001", "PA002", "PP004", "ST003", "ST004", "ST005", "LT001", "LK001"}
-)
+_NOISE_CODES = frozenset({"TI001", "PA002", "PP004", "ST003", "ST004", "ST005", "LT001", "LK001"})
 """Findings about patterns that a busy machine has too."""
 _SLOWED_CODES = frozenset({"IN002"})
 """Findings about what all ranks do, which takes longer where threads wait: all of it is asked."""
@@ -32,6 +34,8 @@ _MAX_CROWDED_RATIO = 0.1
 _MAX_SLOWED_RATIO = 0.2
 """Of the step: what takes more of it is no mere effect of waiting, which slows the rest, too."""
 _MIN_QUEUED_RATIO = 0.02
+_MAX_FREED_RATIO = 3.0
+"""Of what a replay saves: the most that cores which are left to training add to it."""
 _MIN_SHARE = 0.5
 """Of what a finding costs that threads must have waited for cores."""
 
@@ -88,6 +92,40 @@ def _find_cost(finding: Finding) -> float:
 def _lower(finding: Finding, text: str) -> Finding:
     confidence = Confidence(level=ConfidenceLevel.LOW, text=text)
     return replace(finding, severity=Severity.LOW, confidence=confidence)
+
+
+def add_freed_cores(
+    context: Context, communication: Job, edit: Edit, gain: Gain | Estimate | Unavailable
+) -> tuple[Gain | Estimate | Unavailable, Confidence]:
+    """The gain of fewer transfers with the cores that they leave to training, and how sure it is.
+
+    Threads of the host that move data beside a backward take cores from the thread that trains. A
+    replay does not know cores: without a share of the transfers that thread waits so much less.
+    """
+    sure = Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated")
+    rows, measured = communication.operations.rows, communication.row_times.transfer_ns
+    is_beside = rows.has_flag(OperationFlag.ENGINE | OperationFlag.ASYNC)
+    is_beside &= ~rows.has_flag(OperationFlag.DEVICE)
+    total_ns = float(measured[is_beside].sum())
+    queued = context.study.get(_read_queues)
+    is_known = not isinstance(queued, Unavailable) and queued
+    if isinstance(gain, Unavailable) or edit.transfer_ns is None or not is_known or total_ns <= 0:
+        return gain, sure
+    if severity_of(gain) is Severity.LOW:  # what saves nothing by itself has no cores to give
+        return gain, sure
+    share = max(0.0, float((measured - edit.transfer_ns)[is_beside].sum()) / total_ns)
+    waited = median(queued.values()) if not isinstance(queued, Unavailable) else 0.0
+    freed_ns = min(share * waited * gain.step_ns, _MAX_FREED_RATIO * gain.saved_ns)
+    if waited < _MIN_QUEUED_RATIO or freed_ns <= 0:
+        return gain, sure
+    more = Estimate(
+        saved_ns=gain.saved_ns + freed_ns,
+        step_ns=gain.step_ns,
+        basis=f"{duration(gain.saved_ns)} replayed, and {duration(freed_ns)} in which training "
+        "waited for cores that these transfers used",
+    )
+    text = "operations are counted; other programs on the cores add to what training waited"
+    return more, Confidence(level=ConfidenceLevel.MEDIUM, text=text)
 
 
 def may_be_queueing(context: Context, ranks: Sequence[int], cost_ratio: float) -> bool:

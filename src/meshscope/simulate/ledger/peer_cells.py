@@ -19,10 +19,10 @@ BETWEEN_STEPS = "between steps"
 IN_NO_PHASE = "in no phase"
 ASIDE_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging"))
 """Phases a step does without at best."""
-_TRAINING_PHASES = frozenset(
-    ("forward", "backward", "optimizer", "gradient sync", "gradient norm", "weight gradient")
-    + ("comm", "pipeline wait", "compute", "copy", "rest", "earlier")
-)
+_TRAINING_PHASES = frozenset((
+    "forward", "backward", "optimizer", "gradient sync", "gradient norm", "weight gradient",
+    "comm", "pipeline wait", "compute", "copy", "rest", "earlier",
+))  # fmt: skip
 """Phases that stay training where they are between steps."""
 
 
