@@ -271,8 +271,6 @@ def tell_test(period: Metric) -> str:
 def _describe_shift(shift: Shift) -> str:
     counts = f"{form.count(shift.num_a)} and {form.count(shift.num_b)}"
     over = f"Hodges-Lehmann shift over {counts} steps"
-        f"Hodges-Lehmann shift over {form.count(shift.num_a)} and {form.count(shift.num_b)} steps"
-    )
     if not shift.block:
         return f"{over}, Student's t, p = {shift.p_value:.2g}: so few steps say little"
     return f"{over}, Mann-Whitney p = {shift.p_value:.2g}, steps drawn in blocks of {shift.block}"
