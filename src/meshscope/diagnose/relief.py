@@ -196,9 +196,9 @@ def even_load(timeline: Timeline, work: PeerWork) -> Edit:
     """Peers take the mean of theirs in each step and phase: what is even already stays, such as an
     optimizer's step, which a rank with a short batch does not take longer for."""
     factor = np.ones((len(timeline.phases), *work.total_ns.shape))
-    for index, phase in enumerate(work.phase_indices):
+    for phase, phase_ns in zip(work.phase_indices, work.work_ns, strict=True):
         for group in work.groups:
-            own = work.work_ns[index][:, list(group.indices)]
+            own = phase_ns[:, list(group.indices)]
             mean = np.broadcast_to(own.mean(axis=1, keepdims=True), own.shape)
             share = np.divide(mean, own, where=own > 0, out=np.ones_like(own))
             factor[phase][:, list(group.indices)] = share
