@@ -16,9 +16,9 @@ difference of their periods is what the fault really cost, and the stated gain m
 of it, 15 % where ranks outnumber cores. Twins, and runs without any fault, must be called healthy:
 nothing above low.
 
-About half of the older cases are held out, by their names; those written later ("fresh") and last
-("newest") are parts of their own: without `--part` they are recorded, and nothing is said of them.
-Results of all parts are merged into one file.
+About half of the older cases are held out, by their names; those written later ("fresh", then
+"newest", then "unseen") are parts of their own: without `--part` they are recorded, and nothing is
+said of them. Results of all parts are merged into one file.
 
 Ranks run under SCHED_RR where that is allowed, so that sleepers are woken promptly on a machine
 that others use. What it does not show: real compute that fights for memory or links; ranks of real
@@ -45,6 +45,7 @@ from benchmarks.fault_cases_fresh import list_fresh
 from benchmarks.fault_cases_newest import list_newest
 from benchmarks.fault_cases_steady import list_steady
 from benchmarks.fault_cases_trials import list_trials
+from benchmarks.fault_cases_unseen import list_unseen
 from benchmarks.fault_recording import (
     MACHINE_FILE,
     QUEUED_FILE,
@@ -78,18 +79,19 @@ from meshscope.diagnose.runner import diagnose
 CROWDED_TOLERANCE_RATIO = 0.15
 """Where ranks outnumber cores."""
 MAX_ROUNDS = 9
-DEVELOPMENT, HELD_OUT, FRESH, NEWEST = PARTS = ("development", "held out", "fresh", "newest")
+PARTS = ("development", "held out", "fresh", "newest", "unseen")
+DEVELOPMENT, HELD_OUT, *LATER_PARTS = PARTS
 
 
 def list_matrix() -> list[Case]:
     """Those of the suite come first."""
     older = [*list_cases().values(), *list_steady(), *list_trials(), *list_engine_trials()]
-    return [*older, *list_fresh(), *list_newest()]
+    return [*older, *list_fresh(), *list_newest(), *list_unseen()]
 
 
 def find_part(case: Case) -> str:
     """The suite's cases are looked at with every change: none of them is held out."""
-    for part in (FRESH, NEWEST):
+    for part in LATER_PARTS:
         if case.name.startswith(part):
             return part
     return HELD_OUT if case.is_held_out and case.name not in list_cases() else DEVELOPMENT

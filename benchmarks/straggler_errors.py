@@ -405,14 +405,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="cells of these N")
     arguments = parser.parse_args()
     draws, state = arguments.draws, State(arguments.state, arguments.seconds)
-    power = [
-        row
-        for fault in list_faults()
-        if fault.num_ranks in arguments.ranks
-        for row in state.get(
-            f"{draws} {fault.label}", lambda fault=fault: measure_fault(fault, draws)
-        )
-    ]
     cells: dict[str, list[dict[str, object]]] = {name_noise(noise): [] for noise in NOISES}
     sizes = sorted(
         ((n, s) for n in arguments.ranks for s in STEPS), key=lambda size: size[0] * size[1]
@@ -422,6 +414,14 @@ def main() -> None:
             key = f"{draws} {name_noise(noise)}, N {num_ranks}, S {num_steps}"
             cell = (noise, num_ranks, num_steps, draws)
             cells[name_noise(noise)] += state.get(key, lambda cell=cell: measure_cell(*cell))
+    power = [
+        row
+        for fault in list_faults()
+        if fault.num_ranks in arguments.ranks
+        for row in state.get(
+            f"{draws} {fault.label}", lambda fault=fault: measure_fault(fault, draws)
+        )
+    ]
     rows = [row for part in cells.values() for row in part]
     result = {
         "machine": {"cores": os.cpu_count(), "kernel": platform.release().split("-")[0]},

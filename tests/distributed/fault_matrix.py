@@ -242,6 +242,10 @@ ROUGH_MARK = "rough"
 """A file in FOLDER: ranks had to wait for their cores, so steps say less about faults."""
 
 
+_FAIR_NICE = -15
+"""Of ranks that take turns: others on the machine get a thirtieth of a core that a rank wants."""
+
+
 def take_precedence() -> bool:
     """Ranks that sleep are woken at once, whoever else has the cores; whether this is allowed.
 
@@ -255,12 +259,16 @@ def take_precedence() -> bool:
 
 @contextmanager
 def take_turns() -> Iterator[None]:
-    """Without precedence, for a while."""
-    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    """Without real-time priority, for a while; before other programs where that is allowed."""
+    policy, priority, nice = os.sched_getscheduler(0), os.sched_getparam(0), os.nice(0)
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _FAIR_NICE)
     try:
         yield
     finally:
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
         os.sched_setscheduler(0, policy, priority)
 
 

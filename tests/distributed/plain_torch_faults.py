@@ -41,6 +41,8 @@ class Delay:
     leak_bytes: int = 0
     shape: str = "steady"
     """How `ms` changes over the run, a key of `SHAPES`."""
+    burns: bool = False
+    """Keeps its core busy instead of sleeping."""
 
     def is_due(self, where: str, rank: int, step: int) -> bool:
         """Whether it happens there and then."""
@@ -106,11 +108,19 @@ class Trouble:
             if delay.leak_bytes:
                 self.kept.append(b"\x01" * delay.leak_bytes)
             if delay.ms:
-                time.sleep(delay.find_ms(self.step, self._num_steps) / 1e3)
+                wait = burn if delay.burns else time.sleep
+                wait(delay.find_ms(self.step, self._num_steps) / 1e3)
 
     def is_due(self, where: str) -> bool:
         """Whether anything is to happen here in this step."""
         return any(delay.is_due(where, self._rank, self.step) for delay in self._delays)
+
+
+def burn(seconds: float) -> None:
+    """Counts until the time is over."""
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        pass
 
 
 class _Sleep(torch.autograd.Function):

@@ -1,9 +1,10 @@
 """More training loops in plain torch for the fault matrix: one loop, many ways to be parallel.
 
-DDP, FSDP2, tensor parallel × FSDP2 by DTensor, torch's pipelines, context and expert parallel by
-hand. What a program does between its steps (logging, evaluation, saving, collections, sums of a
-subgroup) is here, too. `plain_torch_faults` has the layers that sleep and what `Delay` means.
-`Program.options` says what a program has of the following.
+DDP (also with a hook of its own), FSDP2 (also in groups that are copies of each other), parameters
+averaged after the optimizer, tensor parallel × FSDP2 by DTensor, torch's pipelines, context and
+expert parallel by hand. What a program does between its steps (logging, evaluation, saving,
+collections, sums of a subgroup) is here, too. `plain_torch_faults` has the layers that sleep and
+what `Delay` means. `Program.options` says what a program has of the following.
 
     width, rows     real matrix products of that size in place of sleeps; threads: of torch
     ballast         floats more in each layer, whose gradients are sent
@@ -15,6 +16,7 @@ subgroup) is here, too. `plain_torch_faults` has the layers that sleep and what 
     rate            step from which the learning rate is ten times as high
     aside           the name of the phase in which ranks log
     untold          the recorder is told no layout;  everything: it finds model and optimizer
+    barrier         ranks meet after what they do between steps
     fair            ranks have no real-time priority: many transfers of DDP at once then never end
 """
 
@@ -64,6 +66,8 @@ class Trainee:
     train: TrainStep
     finish: Callable[[], None] = lambda: None
     """After the last microbatch of a step."""
+    settle: Callable[[], None] = lambda: None
+    """After the optimizer's step."""
     no_sync: Callable[[], Any] = nullcontext
 
 
@@ -201,6 +205,31 @@ def build_data_parallel(program: Program, trouble: Trouble, rank: int) -> Traine
     )
 
 
+def build_hooked(program: Program, trouble: Trouble, rank: int) -> Trainee:
+    """DDP whose gradients are sent in half the bytes, by torch's own hook."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    trainee = build_data_parallel(program, trouble, rank)
+    trainee.model.register_comm_hook(None, fp16_compress_hook)  # type: ignore[operator]
+    return trainee
+
+
+def build_averaged(program: Program, trouble: Trouble, rank: int) -> Trainee:
+    """Ranks step on their own and average their parameters afterwards: nothing is sent before."""
+    model = make_layers(program, trouble)
+
+    def train(batch: Tensor) -> None:
+        take_loss(model(batch), trouble).backward()
+
+    def average() -> None:
+        with torch.no_grad():
+            sum_flat([one.data for one in model.parameters()])
+            for one in model.parameters():
+                one /= dist.get_world_size()
+
+    return Trainee(model=model, train=train, settle=average)
+
+
 def build_summed(program: Program, trouble: Trouble, rank: int) -> Trainee:
     """Data parallel by hand: a sum for each parameter, or one for all."""
     model = make_layers(program, trouble)
@@ -231,6 +260,16 @@ def build_fully_sharded(program: Program, trouble: Trouble, rank: int) -> Traine
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
+    return Trainee(model=model, train=lambda x: take_loss(model(x), trouble).backward())
+
+
+def build_copied(program: Program, trouble: Trouble, rank: int) -> Trainee:
+    """FSDP2 in pairs of ranks; the pairs are copies of each other."""
+    mesh = init_device_mesh("cpu", (program.num_ranks // 2, 2), mesh_dim_names=("copies", "shards"))
+    model = make_layers(program, trouble)
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return Trainee(model=model, train=lambda x: take_loss(model(x), trouble).backward())
 
 
@@ -349,7 +388,10 @@ def build_exchanging(program: Program, trouble: Trouble, rank: int) -> Trainee:
 BUILDERS: dict[str, Callable[[Program, Trouble, int], Trainee]] = {
     "ddp2": build_data_parallel,
     "summed": build_summed,
+    "hooked": build_hooked,
+    "averaged": build_averaged,
     "fsdp2": build_fully_sharded,
+    "hsdp": build_copied,
     "dtensor": build_tensor_parallel,
     "pipelining": build_pipelining,
     "exchanging": build_exchanging,
@@ -385,6 +427,7 @@ def run_loop(program: Program, run_dir: Path, rank: int) -> None:
         collect_all(trouble, "gc")
         trouble.strike("pause")
         optimizer.step()
+        trainee.settle()
         optimizer.zero_grad()
         do_aside(program, trainee.model, trouble, recorder, subgroup)
     recorder.close()
@@ -420,6 +463,8 @@ def do_aside(
     if subgroup is not None and trouble.is_due("subgroup"):
         for _ in range(program.options["subgroup"]):
             dist.all_reduce(torch.ones(64), group=subgroup)
+    if program.options.get("barrier"):
+        dist.barrier()
 
 
 def evaluate(program: Program, model: nn.Module, trouble: Trouble) -> None:

@@ -125,7 +125,7 @@ class Sampling:
         if not self._has_counted_layers:
             self._guard.run("layers", self._count_layers)
         self._guard.run("replicas", self._tell_replicas)
-        self._guard.run("core queue", self._core_queue.write)
+        self._guard.run("core queue", self._core_queue.close, self._session.clock())
         self.gc_pauses.remove()
         self._guard.run("hardware", self.hardware.stop)
         self._guard.run("gc pauses", self.put_pauses)

@@ -193,17 +193,20 @@ def _choose_longer_phase(
 
 
 def even_load(timeline: Timeline, work: PeerWork) -> Edit:
-    factor = np.ones(work.total_ns.shape)
-    for group in work.groups:
-        own = work.total_ns[:, list(group.indices)]
-        mean = np.broadcast_to(own.mean(axis=1, keepdims=True), own.shape)
-        share = np.divide(mean, own, where=own > 0, out=np.ones_like(own))
-        factor[:, list(group.indices)] = share
+    """Peers take the mean of theirs in each step and phase: what is even already stays, such as an
+    optimizer's step, which a rank with a short batch does not take longer for."""
+    factor = np.ones((len(timeline.phases), *work.total_ns.shape))
+    for phase, phase_ns in zip(work.phase_indices, work.work_ns, strict=True):
+        for group in work.groups:
+            own = phase_ns[:, list(group.indices)]
+            mean = np.broadcast_to(own.mean(axis=1, keepdims=True), own.shape)
+            share = np.divide(mean, own, where=own > 0, out=np.ones_like(own))
+            factor[phase][:, list(group.indices)] = share
     rows = find_compared(timeline)
     pieces = timeline.pieces
     index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
     durations = measured_work(timeline)
-    scaled = durations[rows] * factor[pieces.step[rows], index]
+    scaled = durations[rows] * factor[pieces.phase[rows], pieces.step[rows], index]
     durations[rows] = np.rint(scaled).astype(np.int64)
     return Edit(name="peers share their work evenly", work_ns=durations)
 

@@ -32,7 +32,7 @@ _CLIP_DEVIATIONS = 4.0
 """Excess beyond so many robust deviations counts as that: one outlier hides all correlation."""
 _MARGIN_DEVIATIONS = 1.645
 """By which the autocorrelation is raised: 95 % of estimates are then not too small."""
-_MAD_TO_DEVIATION = 1.4826
+MAD_TO_DEVIATION = 1.4826
 _SEED = 20240501
 
 
@@ -97,7 +97,7 @@ def _spread_indices(num_series: int) -> Indices:
 def _centre(excess: Floats) -> Floats:
     """Around each series' median, with outliers clipped."""
     centred = excess - np.median(excess, axis=0)
-    deviation = _MAD_TO_DEVIATION * np.median(np.abs(centred), axis=0)
+    deviation = MAD_TO_DEVIATION * np.median(np.abs(centred), axis=0)
     limit = np.where(deviation > 0, _CLIP_DEVIATIONS * deviation, np.inf)
     clipped = np.clip(centred, -limit, limit)
     return np.asarray(clipped - clipped.mean(axis=0))

@@ -9,10 +9,11 @@ The tail is exact; up to four levels m are tried and corrected for, sizes k shar
 1/k^2, ranks and phases by Holm's step-down.
 
 Steps that repeat each other count as fewer (`paired_excess`); how far they do is learnt from peers
-that do not stand out, or, where these are few, from the rank's own steps around a clear rise. A
-rank is slow if it passes the tail
-and works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
-the interval above half of that, in at least MIN_STEPS steps.
+that do not stand out, or, where these are few, from the rank's own steps around a clear rise. Many
+peers that each differ a little for the whole run have one that differs most, step after step: its
+effect must also be beyond what the spread of the others' effects makes of so many ranks. A rank is
+slow if it passes both and works at least MIN_EFFECT_RATIO more than the others in the median step,
+with the lower end of the interval above half of that, in at least MIN_STEPS steps.
 
 Wrong where more than half of the peers are slow: then the others look fast and no rank is named.
 """
@@ -23,9 +24,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
+from meshscope.numerics.chance import (
+    MIN_STEPS,
+    SIGNIFICANCE_RATIO,
+    binomial_tail,
+    student_tail,
+)
 from meshscope.numerics.change_point import clip_spikes
 from meshscope.numerics.paired_excess import (
+    MAD_TO_DEVIATION,
     Effect,
     Indices,
     measure_correlation_time,
@@ -53,6 +60,8 @@ _MIN_POOLED_PEERS = 8
 """With this many the autocorrelation is known well enough to be used on a clear effect too."""
 _MIN_REFERENCE_PEERS = 3
 """With this many the autocorrelation is theirs alone."""
+_MIN_SPREAD_PEERS = 32
+"""With this many their effects show how far apart ranks are that nothing slows down."""
 _LEVELS = (0.1, 0.25, 0.5)
 """Shares of the peers that may be slower in a step, besides none."""
 _MAX_ROUNDS = 8
@@ -163,6 +172,8 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
     counts = [np.count_nonzero(excess[:, chosen] > limit[:, None], axis=0) for limit, _ in limits]
     base_ns = take_median(work_ns[:, others], axis=1)
     chances = [chance for _, chance in limits]
+    effects = take_median(excess, axis=0)
+    spread_chances = _find_spread_chances(effects[chosen], effects[others])
     known: dict[tuple[int, ...], float] = {}
     candidates = []
     for column, index in enumerate(chosen.tolist()):
@@ -175,6 +186,7 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
             )
         chance = known[key]
         p_value = min(1.0, chance * len(chosen) ** 2 / _SIZE_SHARE)
+        p_value = max(p_value, spread_chances[column])
         if p_value >= SIGNIFICANCE_RATIO:
             continue
         own = excess[:, index]
@@ -259,6 +271,18 @@ def _find_chance(
         for count, chance in zip(counts, chances, strict=True)
     ]
     return min(1.0, min(tails, default=1.0) * len(tails))
+
+
+def _find_spread_chances(effects: Floats, of_others: Floats) -> list[float]:
+    """The chance of each effect, were it one of the others'; none is known where these are few."""
+    if len(of_others) < _MIN_SPREAD_PEERS:
+        return [0.0] * len(effects)
+    middle = float(np.median(of_others))
+    spread = MAD_TO_DEVIATION * float(np.median(np.abs(of_others - middle)))
+    if spread == 0:
+        return [0.0] * len(effects)
+    freedom = len(of_others) - 1
+    return [student_tail((one - middle) / spread, freedom) for one in effects.tolist()]
 
 
 def _are_clear(own: Floats, num_peers: int) -> list[bool]:

@@ -84,7 +84,7 @@ def test_numbers_without_a_series_have_no_interval(tmp_path):
 
 
 def test_too_few_steps_are_inconclusive(base, tmp_path):
-    short = attempt(tmp_path / "b", num_steps=5)
+    short = attempt(tmp_path / "b", num_steps=2)
     found = compare(base, short)
     assert judge(found.period, 0.05) is Verdict.INCONCLUSIVE
     assert isinstance(found.budget, Unavailable)

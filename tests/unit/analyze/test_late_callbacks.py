@@ -45,3 +45,37 @@ def test_a_callback_is_no_later_than_the_next_phases_call(tmp_path, phase, end_m
     assert (times.end_ns[is_late] - begin == end_ms * MS).all()
     own = times.end_ns[is_late] - times.arrival_ns[is_late]
     assert sorted(set(own.tolist())) == [(end_ms - 12) * MS, (end_ms - 10) * MS]
+
+
+@pytest.mark.parametrize(
+    ("after", "end_ms"),
+    [
+        ("optimizer", 16),  # backward had returned when the next phase began
+        ("own name", 90),  # in another thread, perhaps: it says nothing
+    ],
+)
+def test_a_callback_is_no_later_than_the_phase_after_backward(tmp_path, after, end_ms):
+    job = TimedJob(tmp_path, num_ranks=2, layout=Layout(dp=2), host=lambda rank: "node")
+    group = job.group(range(2), description="mesh_dp")
+    for step in range(3):
+        start = step * 100 * MS
+        job.collective(
+            group,
+            {0: start + 10 * MS, 1: start + 10 * MS},
+            transfer_ns=80 * MS,  # the interpreter was busy
+            notice_ns={0: 0, 1: 0},
+            step=step,
+            phase="backward",
+            flags=OperationFlag.ENGINE,
+            end_source=EndSource.FUTURE,
+        )
+        for rank in range(2):
+            job.phase(rank, "forward", start, start + 5 * MS)
+            job.phase(rank, "backward", start + 5 * MS, start + 15 * MS)
+            job.phase(rank, after, start + 16 * MS, start + 18 * MS)
+            job.own_step(rank, step, start, start + 100 * MS)
+    job.close()
+    loaded = load_job(open_run(tmp_path).last_attempt)
+    own = loaded.times.end_ns - loaded.times.arrival_ns
+    first = loaded.operations.rows.step < 2  # the next forward bounds all but the last, at 100
+    assert set(own[first].tolist()) == {(end_ms - 10) * MS}

@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 
 import pytest
@@ -44,6 +45,26 @@ def test_a_thread_that_shares_its_core_waits_for_it():
     assert found["elapsed_ns"] == elapsed_ns
     assert found["run_ns"] + found["queued_ns"] == pytest.approx(elapsed_ns, rel=0.1)
     assert found["queued_ns"] > 0.3 * elapsed_ns
+
+
+def test_a_run_too_short_for_a_second_reading_is_read_at_its_end():
+    lines = []
+    queue = CoreQueue(lambda kind, **fields: lines.append(fields["core_queue"]["elapsed_ns"]))
+    queue.close(10)  # no step ended
+    queue.visit(1_000)
+    queue.close(500_000_000)
+    assert lines == [499_999_000]
+
+
+def test_what_a_program_does_long_after_its_last_step_is_not_counted():
+    lines = []
+    queue = CoreQueue(lambda kind, **fields: lines.append(fields))
+    queue.visit(1_000)
+    queue.close(60_000_000_000)
+    thread = threading.Thread(target=queue.close, args=(500_000_000,))
+    thread.start()
+    thread.join()
+    assert not lines
 
 
 def test_a_system_that_does_not_tell_is_left_alone(tmp_path):

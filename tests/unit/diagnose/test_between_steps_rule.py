@@ -14,10 +14,10 @@ from timeline_builders import TimedJob
 LOGS = "my/train.py:88 log_metrics > sleep < my/train.py:140 main"
 
 
-def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40, collected_ms=0):
+def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40, collected_ms=0, own=()):
     """Steps of 50 ms on one rank, `gap_ms(step)` apart; the gap before step 20 is sampled.
 
-    The collector takes `collected_ms` of each gap.
+    The collector takes `collected_ms` of each gap; `own` are phases that share it.
     """
     writer = make_writer(path)
     now = 10**9
@@ -29,6 +29,8 @@ def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40, collect
                 writer.table("stacks").put(words, step - 1, at, 0, 0, 0, 0)
         if collected_ms:
             put_span(writer, "gc gen2", now, collected_ms * MS, depth=0, flags=SpanFlag.DETAIL)
+        for index, name in enumerate(own):
+            put_span(writer, name, now + index * gap // len(own), gap // len(own))
         now += gap
         start = now
         for name in phases:
@@ -52,6 +54,25 @@ def test_what_happens_between_steps_is_named_with_its_line(tmp_path):
         one.code for one in diagnose(context_of(tmp_path)).findings if one.severity > Severity.LOW
     ]
     assert above_low == ["TI005"]
+
+
+@pytest.mark.parametrize(
+    ("own", "gap_ms", "named"),
+    [
+        (("sampling",), 30, ["LT001"]),
+        (("sampling",), 4, []),  # too little to ask whether training needs it
+        (("rollout", "eval"), 30, []),  # an agent acts
+    ],
+)
+def test_a_phase_of_the_programs_own_between_steps_is_medium_at_most(tmp_path, own, gap_ms, named):
+    write_run(tmp_path, lambda step: gap_ms, own=own)
+    found = [one for one in diagnose(context_of(tmp_path)).findings if one.severity > Severity.LOW]
+    assert [one.code for one in found] == named
+    for one in found:
+        assert one.title == "all ranks spend time in sampling, between steps"
+        assert one.severity is Severity.MEDIUM
+        assert one.saved_ns == pytest.approx(30 * MS, rel=0.05)
+        assert "may need" in one.confidence.text
 
 
 def test_a_collection_between_steps_is_named_as_one(tmp_path):

@@ -7,8 +7,10 @@ from builders import MS
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
+from meshscope.store.schema import OperationFlag
 from timeline_builders import TimedJob
 
 OWN = {code: RULES[code] for code in ("CO001", "CO003", "CO004", "CO005")}
@@ -16,14 +18,23 @@ GRADIENTS = 8 << 20
 SUM_MS = 5
 
 
-def write_run(path, sizes, *, replicas=None, kind=Kind.ALL_REDUCE, dtype="float32", axis="dp"):
-    """Steps of four microbatches of 20 ms; after each a sum of `sizes` bytes, none for 0."""
+def write_run(
+    path, sizes, *, replicas=None, kind=Kind.ALL_REDUCE, dtype="float32", axis="dp", waited=0.0,
+    flags=0,
+):  # fmt: skip
+    """Steps of four microbatches of 20 ms; after each a sum of `sizes` bytes, none for 0.
+
+    The training threads `waited` for cores for that share of the time.
+    """
     layout = Layout(**{axis: 2})
     job = TimedJob(path, num_ranks=2, layout=layout, host=lambda rank: "node")
     group = job.group(range(2), description=f"mesh_{axis}")
     if replicas is not None:
         for writer in job.writers.values():
             writer.journal.write("update", replicas=[replicas])
+    for writer in job.writers.values():
+        counted = {"elapsed_ns": 1000, "run_ns": 1, "queued_ns": int(1000 * waited)}
+        writer.journal.write("update", core_queue=counted)
     now = 0
     for step in range(20):
         start = now
@@ -41,6 +52,7 @@ def write_run(path, sizes, *, replicas=None, kind=Kind.ALL_REDUCE, dtype="float3
                     dtype=dtype,
                     step=step,
                     size_bytes=size,
+                    flags=flags,
                     overrides=fields,
                 )
                 now += SUM_MS * MS
@@ -62,6 +74,17 @@ def test_sums_in_every_microbatch_cost_what_all_but_one_take(tmp_path):
     assert found.title == "gradients are reduced 4 times in a step"
     assert found.saved_ns == pytest.approx(3 * SUM_MS * MS, rel=0.02)
     assert "no_sync" in found.change
+
+
+@pytest.mark.parametrize(("flags", "freed"), [(OperationFlag.ENGINE, 0.75), (0, 0.0)])
+def test_sums_beside_backward_leave_the_cores_they_use_to_training(tmp_path, flags, freed):
+    """Three of four: so much less the training thread waits; one that blocks takes no core."""
+    write_run(tmp_path, [GRADIENTS] * 4, waited=0.1, flags=flags)
+    (found,) = find_loud(tmp_path)
+    step_ns = 4 * (20 + SUM_MS) * MS
+    saved_ns = 3 * SUM_MS * MS + freed * 0.1 * step_ns
+    assert found.saved_ns == pytest.approx(saved_ns, rel=0.02)
+    assert (found.confidence.level is ConfidenceLevel.MEDIUM) == bool(freed)
 
 
 @pytest.mark.parametrize(

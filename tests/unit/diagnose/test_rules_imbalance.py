@@ -43,7 +43,7 @@ def test_uneven_sequences_are_named_and_priced_as_balancing_them_is(tmp_path):
     even_ns = LateRun(layout=layout, work=even, num_steps=50).record(tmp_path / "even")
     (finding,) = diagnose(context_of(tmp_path / "uneven"), rules=OWN).findings
     assert (finding.code, finding.ranks) == ("IM001", ())
-    assert finding.saved_ns == pytest.approx(uneven_ns - even_ns, rel=0.1)
+    assert finding.saved_ns == pytest.approx(uneven_ns - even_ns, rel=0.02)
     assert "r of tokens and work" in finding.summary
 
 

@@ -44,6 +44,50 @@ def test_what_a_busy_machine_shows_too_is_low(tmp_path, code, queued_ratio, seve
     assert ("for a core" in found.confidence.text) == (severity is Severity.LOW)
 
 
+@pytest.mark.parametrize(("saved_ns", "severity"), [(9.0, Severity.LOW), (30.0, Severity.CRITICAL)])
+def test_data_that_takes_much_of_the_step_is_told_however_long_threads_wait(
+    tmp_path, saved_ns, severity
+):
+    """What waits for cores slows the rest of the step as well."""
+    context = write_run(tmp_path, 0.6)
+    gain = replace(GAIN, saved_ns=saved_ns)
+    rule = make_rule(
+        "IN002", lambda _: [make_finding("IN002", gain=gain, severity=Severity.CRITICAL)]
+    )
+    (found,) = diagnose(context, rules={"IN002": rule}).findings
+    assert found.severity is severity
+
+
+def write_ranks(path, queued_ratios, *, num_cores):
+    make_run(path, layout=Layout(dp=len(queued_ratios)), num_steps=12)
+    context = context_of(path)
+    for rank, recording in context.study.attempt.ranks.items():
+        queued_ns = int(1000 * queued_ratios[rank])
+        counted = {"elapsed_ns": 1000, "run_ns": 500, "queued_ns": queued_ns, "cores": "0-1"}
+        counted |= {"num_threads": 1, "num_cores": num_cores}
+        told = replace(recording, updates=({"core_queue": counted},))
+        context.study.attempt.ranks[rank] = told
+    return context
+
+
+@pytest.mark.parametrize(("num_cores", "severity"), [(2, Severity.LOW), (3, Severity.HIGH)])
+def test_a_short_wait_for_data_is_low_where_ranks_outnumber_cores(tmp_path, num_cores, severity):
+    context = write_ranks(tmp_path, (0.01, 0.01, 0.01), num_cores=num_cores)
+    gain = replace(GAIN, saved_ns=9.0)
+    rule = make_rule("IN002", lambda _: [make_finding("IN002", gain=gain)])
+    (found,) = diagnose(context, rules={"IN002": rule}).findings
+    assert found.severity is severity
+    assert ("outnumber" in found.confidence.text) == (severity is Severity.LOW)
+
+
+@pytest.mark.parametrize(("code", "severity"), [("PA002", Severity.LOW), ("ST003", Severity.HIGH)])
+def test_who_pauses_is_not_compared_with_others_that_wait_as_long(tmp_path, code, severity):
+    context = write_ranks(tmp_path, (0.3, 0.3), num_cores=2)
+    rule = make_rule(code, lambda _: [make_finding(code, gain=GAIN, ranks=(0,))])
+    (found,) = diagnose(context, rules={code: rule}).findings
+    assert found.severity is severity
+
+
 @pytest.mark.parametrize(
     "value", [None, {}, {"elapsed_ns": 0}, {"elapsed_ns": "x"}, {"elapsed_ns": True}]
 )

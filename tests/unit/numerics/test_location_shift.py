@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,27 @@ def test_students_quantiles_are_the_tabulated_ones():
 
 
 def test_too_few_steps_have_no_interval():
-    assert measure_shift(np.arange(4.0), np.arange(30.0)) == Unavailable(
-        "a comparison takes 8 steps on each side, here are 4 and 30"
+    assert measure_shift(np.arange(2.0), np.arange(30.0)) == Unavailable(
+        "a comparison takes 3 steps on each side, here are 2 and 30"
     )
+
+
+def test_few_steps_have_students_interval():
+    """t of 2 degrees of freedom is 4.303; neighbours are taken to be correlated by 0.7."""
+    a, b = np.array([10.0, 11, 12]), np.array([30.0, 31, 32])
+    found = measure_shift(a, b)
+    reach = 4.303 * math.sqrt(1.7 / 0.3 * (1 / 3 + 1 / 3))
+    assert (found.shift, found.block) == (pytest.approx(20), 0)
+    assert found.high - found.shift == pytest.approx(reach, rel=1e-3)
+    assert found.is_certain
+    assert not measure_shift(a, a + 5).is_certain
+    same = measure_shift(np.full(3, 7.0), np.full(4, 7.0))
+    assert (same.low, same.high, same.p_value) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("num_steps", [3, 5, 7])
+def test_few_steps_of_like_runs_differ_rarely(num_steps):
+    random = np.random.default_rng(3)
+    drawn = np.exp(0.1 * random.standard_normal((400, 2, num_steps)))
+    certain = sum(measure_shift(a, b).is_certain for a, b in drawn)
+    assert certain <= 0.05 * len(drawn)

@@ -14,11 +14,13 @@ import numpy as np
 from meshscope.analyze.budget.budget import Budget
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.location_shift import (
+    MIN_BLOCK_VALUES,
     MIN_VALUES,
     NUM_DRAWS,
     SEED,
     block_length,
     draw_blocks,
+    reach_few,
     student_quantile,
 )
 from meshscope.numerics.trend import autocorrelation
@@ -86,13 +88,18 @@ def _per_step(budget: Budget) -> dict[str, Floats]:
 
 def _measure(name: str, a: Floats, b: Floats) -> LineChange:
     mean_a, mean_b = float(a.mean()), float(b.mean())
-    error_a, blocks_a = _standard_error(a)
-    error_b, blocks_b = _standard_error(b)
-    reach = float(np.hypot(error_a, error_b)) * student_quantile(blocks_a + blocks_b - 2)
-    change = mean_b - mean_a
+    reach, change = _find_reach(a, b), mean_b - mean_a
     return LineChange(
         name=name, a_ns=mean_a, b_ns=mean_b, low_ns=change - reach, high_ns=change + reach
     )
+
+
+def _find_reach(a: Floats, b: Floats) -> float:
+    if min(len(a), len(b)) < MIN_BLOCK_VALUES:
+        return reach_few(a, b)
+    error_a, blocks_a = _standard_error(a)
+    error_b, blocks_b = _standard_error(b)
+    return float(np.hypot(error_a, error_b)) * student_quantile(blocks_a + blocks_b - 2)
 
 
 def _standard_error(values: Floats) -> tuple[float, int]:

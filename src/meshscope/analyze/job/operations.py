@@ -16,7 +16,7 @@ from meshscope.analyze.job.group_axes import UNKNOWN_GROUP, JobGroup, merge_grou
 from meshscope.analyze.rank.device_clock import PlacedClock, fit_placed_clock
 from meshscope.analyze.rank.kernel_sample import narrow_to_samples, read_samples
 from meshscope.analyze.rank.phase_names import join_phase_names
-from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
+from meshscope.core.operations import DTYPES, IS_EXACT_END, EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
@@ -334,7 +334,40 @@ def _read_rank(
     if clock is not None:
         clocks[recording.rank] = clock
         rows = _correct_device_times(rows, clock)
-    return rows, num_all - len(rows), num_bad_ends
+    return _bound_reducer_ends(recording, rows), num_all - len(rows), num_bad_ends
+
+
+def _bound_reducer_ends(recording: Recording, rows: OperationRows) -> OperationRows:
+    """Bounds what torch told late of a reducer: backward is over when another phase begins.
+
+    torch tells of an end through the interpreter, which may be busy for long (a collection after
+    the step). Backward returns when all of its reductions are over, so they were when the program
+    went on with another phase.
+    """
+    told = rows.has_flag(OperationFlag.ENGINE) & (rows.end_source == EndSource.FUTURE)
+    row = np.flatnonzero(told & (rows.end_ns >= 0))
+    if not len(row) or not recording.has_table("spans"):
+        return rows
+    columns = recording.read("spans")
+    start = int64_column(columns, "start_host_mono_ns")
+    end = start + int64_column(columns, "duration_ns")
+
+    def find(*names: str) -> Int64s:
+        ids = [name_id for name_id, name in recording.names.items() if name in names]
+        own = np.flatnonzero(np.isin(columns["name_id"], ids))
+        return own[np.argsort(start[own], kind="stable")]
+
+    backward, others = find("backward"), find("optimizer", "forward")
+    if not len(backward) or not len(others):
+        return rows
+    enqueue = rows.enqueue_ns[row]
+    within = backward[np.maximum(np.searchsorted(start[backward], enqueue, side="right") - 1, 0)]
+    after = np.searchsorted(start[others], end[within])
+    is_known = (start[within] <= enqueue) & (enqueue <= end[within]) & (after < len(others))
+    bound = start[others[np.minimum(after, len(others) - 1)]]
+    ends = rows.end_ns.copy()
+    ends[row] = np.where(is_known, np.minimum(ends[row], np.maximum(bound, enqueue)), ends[row])
+    return replace(rows, end_ns=np.maximum(ends, np.where(ends >= 0, rows.start_ns, ends)))
 
 
 def _fit_clock(recording: Recording) -> PlacedClock | None:

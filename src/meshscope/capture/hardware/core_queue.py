@@ -2,12 +2,14 @@
 cores and how many threads the rank has.
 
 `/proc/thread-self/schedstat` has the time a thread ran and the time it was ready and had no core,
-since it began. It is read about once a second, at a step's end, by the thread that trains. Where
+since it began. It is read about once a second, at a step's end, by the thread that trains, and at
+the end of a run that was too short for a second time. Where
 the kernel does not tell, nothing is written. Other threads of the rank are not in it.
 """
 
 import os
 import sys
+import threading
 from typing import Any, Protocol
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
@@ -15,6 +17,7 @@ _MAX_BYTES = 128
 _WRITE_EVERY_NS = 60_000_000_000
 _CPU_MAX = "/sys/fs/cgroup/cpu.max"
 _MAX_TEXT = 400
+_MAX_SHORT_NS = 3_000_000_000
 
 
 class _Journal(Protocol):
@@ -30,6 +33,7 @@ class CoreQueue:
         self._first: tuple[int, int, int] | None = None
         """Time, run and queued when it was first read."""
         self._last = self._written = (0, 0, 0)
+        self._thread = 0
 
     def visit(self, now_ns: int) -> None:
         found = read_schedstat()
@@ -38,8 +42,16 @@ class CoreQueue:
         self._last = (now_ns, *found)
         if self._first is None:
             self._first = self._written = self._last
+            self._thread = threading.get_ident()
         elif now_ns - self._written[0] >= _WRITE_EVERY_NS:
             self.write()
+
+    def close(self, now_ns: int) -> None:
+        """Reads a second time if the run was too short for one, by the thread that trained."""
+        is_short = self._last == self._first and now_ns - self._last[0] < _MAX_SHORT_NS
+        if is_short and self._thread == threading.get_ident():
+            self.visit(now_ns)
+        self.write()
 
     def write(self) -> None:
         """What was counted since the first reading, if anything was since it was last written."""

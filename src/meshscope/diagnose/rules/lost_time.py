@@ -22,7 +22,9 @@ from meshscope.store.read.arrays import Bools
 
 _ASIDES = frozenset(("logging", "checkpoint"))
 """Phases that a step could do without. Forwards without gradients in every step (`eval`) are part
-of training where an agent acts or a teacher answers, and so may be any phase with a name."""
+of training where an agent acts or a teacher answers."""
+_ACTING = frozenset(("eval", "forward"))
+"""Between steps: what goes with these in phases of the program's own is part of training, too."""
 _MIN_LOST_RATIO = Threshold(
     name="lost_time_min_ratio",
     default=0.03,
@@ -42,13 +44,22 @@ _MIN_LOST_PAUSES = Threshold(
 )
 
 
+_MIN_OWN_RATIO = Threshold(
+    name="lost_time_min_own_ratio",
+    default=0.1,
+    meaning="share of the step that all ranks must spend between steps in a phase of the program's",
+)
+
+
 class UnnamedLoss(Rule):
     """Some ranks take longer than their peers somewhere, and no other rule says why.
 
     What it finds: ranks that spend more time than their peers in a phase, in no phase or between
     steps, stages of a pipeline that take longer than their size says, and what all ranks do in most
     steps beside training (logging, saving), at a cost of `lost_time_min_ratio` of the step or
-    more.
+    more. Of a phase of the program's own name, on all ranks between steps, nobody knows whether
+    training needs it: from `lost_time_min_own_ratio` on it is reported, as medium at most, unless
+    the model is called there, as where an agent acts.
 
     Why it matters: all others wait for them. Two such losses that hide each other save little when
     one is removed, and much together.
@@ -70,7 +81,7 @@ class UnnamedLoss(Rule):
 
     code = "LT001"
     name = "lost-time"
-    thresholds = (_MIN_LOST_RATIO, _MIN_LOST_ERRORS, _MIN_LOST_PAUSES)
+    thresholds = (_MIN_LOST_RATIO, _MIN_LOST_ERRORS, _MIN_LOST_PAUSES, _MIN_OWN_RATIO)
     is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -96,16 +107,39 @@ class UnnamedLoss(Rule):
 
     def _is_certain(self, context: Context, loss: Loss) -> bool:
         if loss.kind is LossKind.ASIDE:
-            return _is_named_aside(loss)
+            return _is_named_aside(loss) or self._is_own_aside(context, loss)
         has_pauses = loss.num_pauses >= context.thresholds[_MIN_LOST_PAUSES]
         return has_pauses or (loss.kind in _BLAMED and _is_steady(context, loss))
+
+    def _is_own_aside(self, context: Context, loss: Loss) -> bool:
+        """What all ranks do in most steps in a phase of the program's own, without the model."""
+        ledger = need(context.ledger)
+        acting = [
+            one.loss
+            for one in ledger.entries
+            if one.loss is not None
+            and one.loss.place is not None
+            and one.loss.place.is_between
+            and one.loss.place.phase in _ACTING
+        ]
+        least_ns = context.thresholds[_MIN_OWN_RATIO] * ledger.replayed_ns
+        is_own = loss.place is not None and loss.place.is_own
+        return (
+            is_own
+            and _is_usual(loss)
+            and loss.excess_ns >= least_ns
+            and not any(_is_usual(one) for one in acting)
+        )
 
 
 def _is_named_aside(loss: Loss) -> bool:
     """What all ranks do in most steps, beside training."""
-    phase = "" if loss.place is None else loss.place.phase
-    is_usual = 2 * int((loss.step_ns > 0).sum()) > len(loss.step_ns)
-    return phase in _ASIDES and is_usual
+    return loss.place is not None and loss.place.phase in _ASIDES and _is_usual(loss)
+
+
+def _is_usual(loss: Loss) -> bool:
+    """Whether it is in most steps."""
+    return 2 * int((loss.step_ns > 0).sum()) > len(loss.step_ns)
 
 
 _BLAMED = frozenset((LossKind.SLOWER, LossKind.LONGER_STAGE))
@@ -186,15 +220,22 @@ def _describe_aside(code: str, ledger: Ledger, lost: Sequence[_Lost]) -> Finding
         step_ns=ledger.replayed_ns,
         basis="its share of a replay without any loss",
     )
+    severity = grade(gain.saved_ratio)
+    confidence = Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated")
+    change = ADVICE.get(first.place.phase, "Do it less often, or in another thread.")
+    if any(one.place.is_own for one in lost):
+        severity = min(Severity.MEDIUM, severity)
+        confidence = Confidence(level=ConfidenceLevel.LOW, text="training may need what has a name")
+        change = f"If training does not need it in every step: {change[0].lower()}{change[1:]}"
     return Finding(
         code=code,
         title=f"all ranks spend time {where}",
-        severity=grade(gain.saved_ratio),
+        severity=severity,
         summary=f"all ranks spend {duration(first.loss.excess_ns)} {where} in most steps, "
         f"{ratio(gain.saved_ratio)} of a step.",
         evidence=(Evidence(name="share of what is lost", value=share_ns, unit="ns"),),
-        confidence=Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated"),
-        change=ADVICE.get(first.place.phase, "Do it less often, or in another thread."),
+        confidence=confidence,
+        change=change,
         gain=gain,
         edit=first.entry.edit,
     )

@@ -37,7 +37,7 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.compute import find_recompilations
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
-from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
+from meshscope.diagnose.wording import count, duration, name_ranks, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
 
 _MIN_DRIFT_RATIO = Threshold(
@@ -238,6 +238,7 @@ class PeriodicSlowSteps(Rule):
         slow = periods.step[found.rows]
         where, ranks, beside = _find_contents(context, slow)
         doing = "" if where is None else f", mostly in {where.phase}"
+        doing += f" on {name_ranks(ranks)}" if ranks else ""
         lines = _find_lines(context, where, slow, ranks)
         return Finding(
             code=self.code,

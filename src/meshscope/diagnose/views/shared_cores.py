@@ -3,7 +3,9 @@
 On a machine that other programs use, or with more threads than cores, steps drift, ranks pause and
 work is uneven without any fault of the job. If the training threads waited for a core for about as
 long as such a finding costs, the finding is LOW and says so. Of ranks that take longer than others
-only what they waited more than these counts.
+only what they waited more than these counts; of ranks that pause now and then, all of it: others
+that wait as long pause at other times. Where ranks outnumber cores a short wait for data is one for
+a core: the loader's workers and other ranks have them.
 """
 
 from collections.abc import Sequence
@@ -11,18 +13,29 @@ from dataclasses import replace
 from statistics import median
 
 from meshscope.analyze.device.core_queue import read_core_queue
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Finding
-from meshscope.diagnose.wording import ratio
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.wording import duration, ratio
+from meshscope.simulate.what_if import Edit, Gain
+from meshscope.store.schema import OperationFlag
 
-_NOISE_CODES = frozenset({"TI001", "PA002", "PP004", "ST004", "ST005", "LT001", "LK001"})
+_NOISE_CODES = frozenset({"TI001", "PA002", "PP004", "ST003", "ST004", "ST005", "LT001", "LK001"})
 """Findings about patterns that a busy machine has too."""
 _SLOWED_CODES = frozenset({"IN002"})
 """Findings about what all ranks do, which takes longer where threads wait: all of it is asked."""
+_PAUSE_CODES = frozenset({"PA002"})
+_MAX_CROWDED_RATIO = 0.1
+"""Of the step: waits for data up to here are not told where ranks outnumber cores."""
+_MAX_SLOWED_RATIO = 0.2
+"""Of the step: what takes more of it is no mere effect of waiting, which slows the rest, too."""
 _MIN_QUEUED_RATIO = 0.02
+_MAX_FREED_RATIO = 3.0
+"""Of what a replay saves: the most that cores which are left to training add to it."""
 _MIN_SHARE = 0.5
 """Of what a finding costs that threads must have waited for cores."""
 
@@ -38,12 +51,81 @@ def doubt_noise(findings: Sequence[Finding], context: Context) -> list[Finding]:
     queued = context.study.get(_read_queues)
     if isinstance(queued, Unavailable) or not queued:
         return list(findings)
+    is_crowded = context.study.get(_is_crowded) is True
     return [
-        _doubt(one, queued, 1.0 if one.code in _SLOWED_CODES else _MIN_SHARE)
-        if one.code in _NOISE_CODES | _SLOWED_CODES
+        _doubt_slowed(one, queued, is_crowded=is_crowded)
+        if one.code in _SLOWED_CODES
+        else _doubt(one, queued, _MIN_SHARE)
+        if one.code in _NOISE_CODES
         else one
         for one in findings
     ]
+
+
+def _is_crowded(study: Study) -> bool:
+    """Whether some host has more ranks than cores that they may run on."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for recording in study.attempt.ranks.values():
+        queue = known(read_core_queue(recording))
+        cores = None if queue is None else known(queue.num_cores)
+        if queue is not None and cores is not None and queue.cores:
+            key = (str(recording.header.get("host")), queue.cores)
+            found.setdefault(key, []).append(cores)
+    return any(len(cores) > min(cores) for cores in found.values())
+
+
+def _doubt_slowed(finding: Finding, queued: dict[int, float], *, is_crowded: bool) -> Finding:
+    cost = _find_cost(finding)
+    if cost >= _MAX_SLOWED_RATIO:
+        return finding
+    if is_crowded and cost < _MAX_CROWDED_RATIO and finding.severity is not Severity.LOW:
+        text = "ranks outnumber the cores, so short waits for data are waits for a core as well"
+        return _lower(finding, text)
+    return _doubt(finding, queued, 1.0)
+
+
+def _find_cost(finding: Finding) -> float:
+    gain = finding.gain
+    return 0.0 if isinstance(gain, Unavailable) else gain.saved_ratio
+
+
+def _lower(finding: Finding, text: str) -> Finding:
+    confidence = Confidence(level=ConfidenceLevel.LOW, text=text)
+    return replace(finding, severity=Severity.LOW, confidence=confidence)
+
+
+def add_freed_cores(
+    context: Context, communication: Job, edit: Edit, gain: Gain | Estimate | Unavailable
+) -> tuple[Gain | Estimate | Unavailable, Confidence]:
+    """The gain of fewer transfers with the cores that they leave to training, and how sure it is.
+
+    Threads of the host that move data beside a backward take cores from the thread that trains. A
+    replay does not know cores: without a share of the transfers that thread waits so much less.
+    """
+    sure = Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated")
+    rows, measured = communication.operations.rows, communication.row_times.transfer_ns
+    is_beside = rows.has_flag(OperationFlag.ENGINE | OperationFlag.ASYNC)
+    is_beside &= ~rows.has_flag(OperationFlag.DEVICE)
+    total_ns = float(measured[is_beside].sum())
+    queued = context.study.get(_read_queues)
+    is_known = not isinstance(queued, Unavailable) and queued
+    if isinstance(gain, Unavailable) or edit.transfer_ns is None or not is_known or total_ns <= 0:
+        return gain, sure
+    if severity_of(gain) is Severity.LOW:  # what saves nothing by itself has no cores to give
+        return gain, sure
+    share = max(0.0, float((measured - edit.transfer_ns)[is_beside].sum()) / total_ns)
+    waited = median(queued.values()) if not isinstance(queued, Unavailable) else 0.0
+    freed_ns = min(share * waited * gain.step_ns, _MAX_FREED_RATIO * gain.saved_ns)
+    if waited < _MIN_QUEUED_RATIO or freed_ns <= 0:
+        return gain, sure
+    more = Estimate(
+        saved_ns=gain.saved_ns + freed_ns,
+        step_ns=gain.step_ns,
+        basis=f"{duration(gain.saved_ns)} replayed, and {duration(freed_ns)} in which training "
+        "waited for cores that these transfers used",
+    )
+    text = "operations are counted; other programs on the cores add to what training waited"
+    return more, Confidence(level=ConfidenceLevel.MEDIUM, text=text)
 
 
 def may_be_queueing(context: Context, ranks: Sequence[int], cost_ratio: float) -> bool:
@@ -73,14 +155,14 @@ def _measure_share(ranks: Sequence[int], queued: dict[int, float]) -> tuple[floa
 
 def _doubt(finding: Finding, queued: dict[int, float], least_share: float) -> Finding:
     share, is_beyond = _measure_share(finding.ranks, queued)
-    gain = finding.gain
-    cost = 0.0 if isinstance(gain, Unavailable) else gain.saved_ratio
+    if finding.code in _PAUSE_CODES:
+        share, is_beyond = max(queued.get(rank, 0.0) for rank in finding.ranks or queued), False
+    cost = _find_cost(finding)
     if finding.severity is Severity.LOW or share < max(_MIN_QUEUED_RATIO, least_share * cost):
         return finding
-    text = (
+    return _lower(
+        finding,
         f"its threads waited {ratio(share)} of the time for a core"
         f"{', more than others,' if is_beyond else ','} which other programs, or more threads than "
-        "cores, explain as well"
+        "cores, explain as well",
     )
-    confidence = Confidence(level=ConfidenceLevel.LOW, text=text)
-    return replace(finding, severity=Severity.LOW, confidence=confidence)

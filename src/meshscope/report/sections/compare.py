@@ -12,6 +12,7 @@ from meshscope.analyze.compare.compare_budget import BudgetChange, LineChange
 from meshscope.analyze.compare.compare_loss import LossComparison
 from meshscope.analyze.compare.compare_provenance import Difference
 from meshscope.core.unavailable import Unavailable, known
+from meshscope.numerics.location_shift import Shift
 from meshscope.report import format as form
 from meshscope.report.encode import Shape
 from meshscope.report.section import (
@@ -264,13 +265,15 @@ def tell_verdict(compared: Compared) -> str:
 
 def tell_test(period: Metric) -> str:
     """How the interval was computed."""
-    return form.or_reason(
-        period.shift,
-        lambda shift: (
-            f"Hodges-Lehmann shift over {form.count(shift.num_a)} and {form.count(shift.num_b)} "
-            f"steps, Mann-Whitney p = {shift.p_value:.2g}, steps drawn in blocks of {shift.block}"
-        ),
-    )
+    return form.or_reason(period.shift, _describe_shift)
+
+
+def _describe_shift(shift: Shift) -> str:
+    counts = f"{form.count(shift.num_a)} and {form.count(shift.num_b)}"
+    over = f"Hodges-Lehmann shift over {counts} steps"
+    if not shift.block:
+        return f"{over}, Student's t, p = {shift.p_value:.2g}: so few steps say little"
+    return f"{over}, Mann-Whitney p = {shift.p_value:.2g}, steps drawn in blocks of {shift.block}"
 
 
 def tell_loss(loss: LossComparison | Unavailable) -> str:

@@ -2,8 +2,8 @@
 
 A cell is one step, one place and, where all peers communicate in the same order, one segment
 (`work_parts`). A place is a phase, inside steps or in the gap before them. What ranks do in places
-that are not training (fetching data, saving, evaluating, logging, nothing that has a name between
-steps) does not depend on their layers, so there all ranks are peers.
+that are not training (fetching data, saving, evaluating, logging, and between steps whatever has no
+name or one of the program's own) does not depend on their layers, so there all ranks are peers.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,11 @@ BETWEEN_STEPS = "between steps"
 IN_NO_PHASE = "in no phase"
 ASIDE_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging"))
 """Phases a step does without at best."""
+_TRAINING_PHASES = frozenset((
+    "forward", "backward", "optimizer", "gradient sync", "gradient norm", "weight gradient",
+    "comm", "pipeline wait", "compute", "copy", "rest", "earlier",
+))  # fmt: skip
+"""Phases that stay training where they are between steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +36,14 @@ class Place:
     @property
     def is_aside(self) -> bool:
         """Not training: the best step has nothing of it."""
-        return self.phase in ASIDE_PHASES or (self.is_between and not self.phase)
+        return self.phase in ASIDE_PHASES or (
+            self.is_between and self.phase not in _TRAINING_PHASES
+        )
+
+    @property
+    def is_own(self) -> bool:
+        """Between steps, in a phase of the program's own name: training may need it."""
+        return self.is_aside and bool(self.phase) and self.phase not in ASIDE_PHASES
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.communication.transfers import LAYERED_AXES, rows_along
+from meshscope.diagnose.views.shared_cores import add_freed_cores
 from meshscope.diagnose.wording import memory, plural, ratio
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools, Int64s
@@ -120,7 +121,7 @@ class ReducedTooOften(Rule):
     How it is measured: all-reduces along dp outside of forward, added up by microbatch. Sums of
     less than 64 KiB, or of less than two fifths of what DistributedDataParallel says its
     parameters take, do not count. The gain is a replay in which all but the last microbatch's take
-    no time.
+    no time, and on hosts what the training thread waited for cores that they used.
 
     What to change: put all microbatches but the last one inside `model.no_sync()`; let Accelerate
     do it (`accelerator.accumulate(model)`).
@@ -153,7 +154,7 @@ class ReducedTooOften(Rule):
     def _report(self, context: Context, communication: Job, axis: str, found: _Repeats) -> Finding:
         transfer = np.where(found.is_early, 0, communication.row_times.transfer_ns)
         edit = Edit(name="gradients reduced once in a step", transfer_ns=transfer)
-        gain = context.price_edit(edit)
+        gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
         times, size = plural(found.num_times, "time"), memory(found.size_bytes)
         return Finding(
             code=self.code,
@@ -167,6 +168,7 @@ class ReducedTooOften(Rule):
                 Evidence(name="bytes of one", value=found.size_bytes, unit="bytes"),
                 Evidence(name="share of the steps", value=found.ratio, unit="ratio"),
             ),
+            confidence=sure,
             change="Put all microbatches but the last one of a step inside model.no_sync().",
             gain=gain,
             edit=edit,
@@ -210,7 +212,7 @@ class UnusedParameters(Rule):
         total_bytes = sum(one.parameter_bytes for one in searching)
         share = unused_bytes / total_bytes
         edit = _drop_unused(timeline, communication, searching, share)
-        gain = context.price_edit(edit)
+        gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
         used = f"{memory(unused_bytes)} of {memory(total_bytes)} got no gradient ({ratio(share)})"
         title = (
             "parameters without a gradient are reduced"
@@ -227,6 +229,7 @@ class UnusedParameters(Rule):
                 Evidence(name="parameters", value=total_bytes, unit="bytes"),
                 Evidence(name="without a gradient", value=unused_bytes, unit="bytes"),
             ),
+            confidence=sure,
             change="Freeze or remove the parameters that are not used, before the model is "
             "wrapped; then leave find_unused_parameters out."
             if share

@@ -24,6 +24,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.shared_cores import add_freed_cores
 from meshscope.diagnose.wording import count, duration, memory, ratio
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools, Int64s
@@ -250,7 +251,8 @@ class SmallOperations(Rule):
     Why it matters: a small operation takes as long as its latency; a few large ones take less.
 
     How it is measured: operations are grouped by size and axis, and their exposed transfer is added
-    up. The gain is a replay in which all of a step take as long as the longest of them.
+    up. The gain is a replay in which all of a step take as long as the longest of them; beside
+    backward on hosts it takes in what the training thread waited for cores that they used.
 
     What to change: combine them: larger buckets (`bucket_cap_mb`), flattened tensors, coalescing;
     larger FSDP units.
@@ -298,7 +300,7 @@ class SmallOperations(Rule):
             return
         transfer = _keep_longest(communication, row)
         edit = Edit(name=f"small operations along {axis} combined", transfer_ns=transfer)
-        gain = context.price_edit(edit)
+        gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
         size = float(np.median(communication.operations.rows.size_bytes[row]))
         ranks = tuple(np.unique(communication.operations.rows.rank[row]).tolist())
         # What is summed along dp depends on nothing of the same step: it can always be combined.
@@ -319,6 +321,7 @@ class SmallOperations(Rule):
                 Evidence(name="median size", value=size, unit="bytes"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
             ),
+            confidence=sure,
             change="Combine small tensors before communicating: buckets, coalescing.",
             gain=gain,
             edit=edit,
