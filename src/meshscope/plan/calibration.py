@@ -6,14 +6,15 @@ the residuals. For other stacks and devices the same constants are assumptions: 
 smaller there (fewer kernels for each layer), and the interval is wider and says so.
 
 `layer_ratios` holds measured layers: how much longer a layer took than the roofline says, for a
-hidden size, microbatch and tp. A recording gives them (`plan --from`), as do timed layouts.
+hidden size, sequence length, microbatch and tp. Timed layouts give them. A kernel library chooses
+its kernels by such shapes, which no roofline follows; layers that were not measured keep 1.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-LayerKey = tuple[int, int, int]
-"""Hidden size, microbatch size in sequences, tp."""
+LayerKey = tuple[int, int, int, int]
+"""Hidden size, tokens of a sequence, sequences of a microbatch, tp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,21 @@ _ASSUMED = "assumed: not measured for this stack and device"
 
 _PUBLIC = "public measurements of large matrix products and copies on A100; not fitted"
 
+_A100_LAYERS: dict[LayerKey, float] = {
+    (hidden, 1024, size, tp): ratio
+    for hidden, tp, ratios in (
+        (1024, 1, {1: 0.925, 2: 0.982, 4: 1.157, 8: 1.024}),
+        (1024, 2, {1: 0.977, 2: 1.051, 4: 0.852, 8: 0.97}),
+        (1024, 4, {1: 1.038, 2: 0.998, 4: 1.132}),
+        (1024, 8, {1: 1.073}),
+        (2048, 1, {1: 0.992, 2: 1.001, 4: 0.967, 8: 0.949}),
+        (2048, 2, {1: 1.002, 2: 1.175, 4: 0.958, 8: 0.85}),
+        (2048, 4, {1: 0.915, 2: 0.814, 4: 1.081, 8: 0.916}),
+    )
+    for size, ratio in ratios.items()
+}
+"""Those that at least two calibration rows have; their rows differ by 1 to 3 %."""
+
 MEGATRON_A100 = Constants(
     name="Megatron-LM of 2021 on A100",
     gemm_ratio=0.80,
@@ -83,8 +99,11 @@ MEGATRON_A100 = Constants(
     logit_passes=16.2,
     step_s=2.6e-3,
     interval_ratio=0.18,
+    layer_ratios=_A100_LAYERS,
     sources={
         "*": _FITTED,
+        "layer_ratios": "a roofline, and where the same layer is among the calibration rows what "
+        "it took there (docs/plan.md)",
         "gemm_ratio": _PUBLIC,
         "memory_ratio": _PUBLIC,
         "pace_ratio": "1 by definition: devices that nothing else uses",
@@ -128,6 +147,8 @@ HOST_FITTED_NAMES = ("pace_ratio", "host_layer_s", "network_ratio", "collective_
 BY_STACK: dict[str, Constants] = {"megatron-2021": MEGATRON_A100}
 
 
-def find_constants(stack: str) -> Constants:
-    """What is known of a stack."""
-    return BY_STACK.get(stack, PRESENT)
+def find_constants(stack: str, device: str = "") -> Constants:
+    """What is known of a stack; measured layers only on the device that they were measured on."""
+    found = BY_STACK.get(stack, PRESENT)
+    is_measured = found is not MEGATRON_A100 or "A100" in device
+    return found if is_measured else replace(found, layer_ratios={})

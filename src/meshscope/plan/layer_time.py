@@ -338,7 +338,9 @@ def _find_layer_ratios(model: ModelShape, columns: Columns, constants: Constants
     keys = zip(columns.microbatch_size, columns.tp, strict=True)
     return np.array(
         [
-            constants.layer_ratios.get((model.hidden_size, int(size), int(tp)), 1.0)
+            constants.layer_ratios.get(
+                (model.hidden_size, model.sequence_length, int(size), int(tp)), 1.0
+            )
             for size, tp in keys
         ]
     )

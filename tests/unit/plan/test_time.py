@@ -9,7 +9,7 @@ import pytest
 from jobs import make_job
 
 from meshscope.core.flops import Recompute, count_gpt_flops, measure_utilization
-from meshscope.plan.calibration import MEGATRON_A100
+from meshscope.plan.calibration import MEGATRON_A100, find_constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.fitting import fit_constants, fit_layers
 from meshscope.plan.known_models import make_gpt
@@ -143,7 +143,7 @@ def test_fitting_finds_the_constants_that_made_the_times():
         num_rounds=60,
     )  # fmt: skip
     assert predict(fitted) == pytest.approx(predict(truth), rel=0.02)
-    keys = [(1024, one.microbatch_size, one.tp) for one in rows]
+    keys = [(1024, 1024, one.microbatch_size, one.tp) for one in rows]
     ratios = {key: 1 + 0.1 * index for index, key in enumerate(dict.fromkeys(keys))}
     measured = predict(MEGATRON_A100.with_layers(ratios, "here"))
     layered = fit_layers(predict, measured, MEGATRON_A100, keys, "here")
@@ -169,7 +169,7 @@ def find_data():
 @pytest.mark.skipif(find_data() is None, reason="vTrain's rows (shared/data/planner) are not here")
 def test_vtrain_rows_are_predicted_better_than_by_vtrain():
     benchmark = load_benchmark()
-    results = benchmark.run(find_data(), MEGATRON_A100, None)
+    results = benchmark.run(find_data(), MEGATRON_A100)
     single, multi = results["single-node"], results["multi-node"]
     assert single["constants_only"]["mape_percent"] < 8.37
     assert multi["constants_only"]["mape_percent"] < 14.73
@@ -179,6 +179,21 @@ def test_vtrain_rows_are_predicted_better_than_by_vtrain():
     assert layered["groups_spearman_at_least_0.9"] >= 0.9 * layered["groups"]
     assert layered["groups_regret_at_most_3_percent"] >= 0.9 * layered["groups"]
     assert multi["with_measured_layers"]["regret_max_percent"] <= 3
+
+
+@pytest.mark.skipif(find_data() is None, reason="vTrain's rows (shared/data/planner) are not here")
+def test_measured_layers_are_those_of_the_calibration_rows():
+    benchmark = load_benchmark()
+    rows = benchmark.read_rows(find_data() / "vtrain-single-node.csv")
+    calibration, _ = benchmark.split(rows, benchmark.EVERY["single-node"])
+    fitted = benchmark.fit_measured_layers(calibration, MEGATRON_A100)
+    assert fitted.layer_ratios == MEGATRON_A100.layer_ratios
+
+
+def test_measured_layers_are_of_their_device_only():
+    assert find_constants("megatron-2021", "NVIDIA A100-SXM4-80GB").layer_ratios
+    assert not find_constants("megatron-2021", "NVIDIA H100 80GB HBM3").layer_ratios
+    assert not find_constants("megatron", "NVIDIA A100-SXM4-80GB").layer_ratios
 
 
 def test_a_softmax_that_cannot_be_fused_takes_longer():
