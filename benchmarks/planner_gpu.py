@@ -493,7 +493,7 @@ def judge(path: Path, output: Path | None) -> None:
         "memory": {
             name: compare_memory(CASES[name], one)
             for name, one in programs.items()
-            if FAILED_KEY not in one
+            if name in CASES and FAILED_KEY not in one
         }
     }
     print(json.dumps(found, indent=1))
