@@ -35,11 +35,21 @@ class Constants:
     host_microbatch_s: float = 0.0
     """Of the host for a microbatch on a stage, beside its layers: data, loss, messages. Counts as
     far as layers wait for the host."""
+    kernel_s: float = 0.0
+    """Of the device for each kernel, beside its bytes and products: its start and uneven end."""
+    head_hides_ratio: float = 1.0
+    """Of the head's time, how much a host that is behind its device uses to catch up."""
+    host_again_ratio: float = 1.0
+    """Of that, what issuing a layer's forward again in backward takes."""
+    overlap_cost_ratio: float = 0.0
+    """Of communication that compute hides, how much longer it makes compute."""
     collective_latency_s: float = 5e-5
     """For each doubling of the group."""
     p2p_latency_s: float = 2.5e-5
     network_ratio: float = 1.0
     """Of the link between nodes, beyond the link's own ratio."""
+    link_ratio: float = 1.0
+    """Of all links, likewise."""
     logit_passes: float = 8.5
     """Times that the loss's forward and backward read or write a float32 for each logit."""
     step_s: float = 3e-3
@@ -93,6 +103,8 @@ MEGATRON_A100 = Constants(
     memory_ratio=0.80,
     host_layer_s=1.102e-3,
     host_microbatch_s=1.28e-3,
+    head_hides_ratio=0.0,
+    host_again_ratio=0.0,
     collective_latency_s=8.7e-5,
     p2p_latency_s=4.5e-5,
     network_ratio=0.948,
@@ -105,6 +117,10 @@ MEGATRON_A100 = Constants(
         "layer_ratios": "a roofline, and where the same layer is among the calibration rows what "
         "it took there (docs/plan.md)",
         "gemm_ratio": _PUBLIC,
+        "host_again_ratio": "all rows compute again: it is in the other constants",
+        "overlap_cost_ratio": "nothing is hidden by this stack",
+        "kernel_s": "in the other constants",
+        "head_hides_ratio": "in the other constants",
         "memory_ratio": _PUBLIC,
         "pace_ratio": "1 by definition: devices that nothing else uses",
     },
@@ -121,14 +137,34 @@ FITTED_NAMES = (
     "step_s",
 )
 """What `benchmarks/planner_vtrain.py --fit` fits."""
+_H200 = "an H200 with torch 2.11 (benchmarks/results/planner_gpu.json); on others assumed"
 PRESENT = Constants(
     name="present stacks",
-    attention_ratio=0.45,
+    gemm_half_size=100.0,
+    attention_ratio=0.54,
+    kernel_s=2e-6,
+    overlap_cost_ratio=0.5,
     collective_latency_s=3e-5,
     interval_ratio=0.4,
     sources={
         "*": _ASSUMED,
+        "gemm_half_size": f"single products and whole layers on {_H200}",
+        "attention_ratio": f"cuDNN's kernels on {_H200}",
+        "kernel_s": f"models of 50 to 350 million parameters on {_H200}",
+        "overlap_cost_ratio": "fitted on every second of 64 published runs of MPT with FSDP on A100"
+        " and H100 (benchmarks/planner_published.py)",
         "interval_ratio": f"{_ASSUMED}; eight of nine published runs lie within (docs/plan.md)",
+    },
+)
+EAGER = replace(
+    PRESENT,
+    name="present stacks, not compiled",
+    memory_ratio=0.6,
+    host_again_ratio=3.5,
+    sources={
+        **PRESENT.sources,
+        "host_again_ratio": f"torch.utils.checkpoint around layers of 350m on {_H200}",
+        "memory_ratio": f"the middle of nine separate operations (0.42 to 0.84) on {_H200}",
     },
 )
 HOST = Constants(
@@ -144,7 +180,11 @@ HOST = Constants(
 HOST_FITTED_NAMES = ("pace_ratio", "host_layer_s", "network_ratio", "collective_latency_s")
 """What `from_run.fit_host_runs` fits."""
 
-BY_STACK: dict[str, Constants] = {"megatron-2021": MEGATRON_A100}
+BY_STACK: dict[str, Constants] = {
+    "megatron-2021": MEGATRON_A100,
+    "torchtitan": EAGER,
+    "meshscope": EAGER,
+}
 
 
 def find_constants(stack: str, device: str = "") -> Constants:

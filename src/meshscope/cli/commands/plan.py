@@ -185,12 +185,12 @@ def _make_job(given: dict[str, Any], study: "Study | None") -> "tuple[Job, tuple
     constants = find_constants(given["stack"], made["cluster"].device.name)
     if study is None:
         return Job(**made, constants=constants), ()
-    from meshscope.plan.from_run import fit_run, read_layout
+    from meshscope.plan.from_run import fit_runs, read_layout
 
     made.setdefault("model", read_layout(study).model)
     if given["sequence"] is not None:
         made["model"] = replace(made["model"], sequence_length=given["sequence"])
-    return fit_run(Job(**made, constants=constants), study)
+    return fit_runs(Job(**made, constants=constants), [study])
 
 
 def _find_number_problems(given: dict[str, Any]) -> list[str]:

@@ -220,7 +220,6 @@ class LayerShape:
         size = FULL_BYTES if self.tp == 1 else self.compute_bytes
         return size * self.num_tokens * ceil(self.model.vocab_size / self.tp)
 
-
     @property
     def loss_bytes(self) -> int:
         """Made by the loss and gone after it: the logits, and where they are narrow another copy in
