@@ -57,7 +57,7 @@ class Constants:
     pace_ratio: float = 1.0
     """All devices' compute, times this: stragglers, and a device that is not its preset."""
     interval_ratio: float = 0.25
-    """Nine of ten steps are expected within this share of the prediction."""
+    """Nine of ten steps are expected within a factor of 1 + this of the prediction."""
     layer_ratios: Mapping[LayerKey, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where a constant comes from, by its name; `*` for all others."""

@@ -265,8 +265,9 @@ def _take_links(cluster: Cluster, studies: Sequence[Study]) -> tuple[Cluster, li
         rates = [one.bus_bytes_per_s for one in found if isinstance(one.bus_bytes_per_s, float)]
         if rates:
             rate = float(np.median(rates))
-            source = f"{len(rates)} fits of the run's own operations"
-            link = Link(name=f"recorded, {name}", nominal_bytes_per_s=rate, ratio=1, source=source)
+            number = "a fit" if len(rates) == 1 else f"{len(rates)} fits"
+            source = f"{number} of the run's own operations"
+            link = Link(name="recorded links", nominal_bytes_per_s=rate, ratio=1, source=source)
             cluster = replace(cluster, between=link) if is_across else replace(cluster, inside=link)
             said.append(f"link {name} nodes {rate / 1e9:.3g} GB/s, from {source}")
     return cluster, said
