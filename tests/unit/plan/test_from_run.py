@@ -10,7 +10,7 @@ from meshscope.capture.recorder import Recorder
 from meshscope.core.config.presets import PRESETS, fill_model_defaults
 from meshscope.errors import UsageError
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.from_run import fit_runs, read_layout
+from meshscope.plan.from_run import fit_runs, measure_run, read_layout
 from meshscope.plan.pricing import price_candidates
 from meshscope.store.read.run import open_run
 
@@ -44,7 +44,7 @@ def test_compute_is_fitted_and_the_rest_is_said(tmp_path):
     recorded = read_layout(study)
     then = type(job)(**{**_fields(job), "model": recorded.model})
     (price,) = price_candidates(then, [recorded.candidate])
-    assert price.compute_s == pytest.approx(study.step_ns / 1e9, rel=0.5)
+    assert price.compute_s == pytest.approx(measure_run(study).compute_s, rel=0.5)
     assert job.constants.find_source("pace_ratio") == "fitted to compute of the recorded run"
     text = " ".join(said)
     assert "pace of compute" in text
