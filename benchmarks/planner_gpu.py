@@ -241,7 +241,9 @@ def measure_constants(place: Place) -> dict[str, Any]:
     return found
 
 
-def measure_passes(place: Place, make: Callable[..., torch.Tensor], m: int, n: int) -> dict:
+def measure_passes(
+    place: Place, make: Callable[..., torch.Tensor], m: int, n: int
+) -> dict[str, Any]:
     """Operations that only move bytes, on m × n elements."""
     a, b = make(m, n), make(m, n)
     wide, weight = a.float(), make(n)

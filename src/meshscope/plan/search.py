@@ -108,7 +108,8 @@ def search(
                 example=f"{leanest}, {short:.1f} GiB short",
             )
         )
-        least = min(least, (leanest_bytes, leanest)) if least[0] is not None else min(too_large)
+        sizes = [(size, name) for size, name in (least,) if size is not None]
+        least = min([*sizes, *too_large])
     pareto = _find_pareto(job, fitting, lower, bound.total_bytes[fits], capacity, best)
     slower = len(lower) - num_replayed
     if slower:

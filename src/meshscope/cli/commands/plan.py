@@ -216,7 +216,8 @@ def _find_number_problems(given: dict[str, Any]) -> list[str]:
             problems.append(str(error))
     from meshscope.plan.request import Request, find_request_problems
 
-    limits = {"tp": (1,), "pp": (1,), **{field: one for field, one in chosen.items() if one}}
+    limits: dict[str, Any] = {"tp": (1,), "pp": (1,)}
+    limits |= {field: one for field, one in chosen.items() if one}
     return problems + find_request_problems(Request(global_batch_size=1, **limits))
 
 
