@@ -1,9 +1,9 @@
 """The planner against a GPU: peak memory and step time of models on one GPU and of engine layouts
 on NCCL ranks that share it.
 
-    python benchmarks/planner_gpu.py --output OUT.json    # measures; needs CUDA and torch
+    python benchmarks/planner_gpu.py --output OUT.json --parcel OUT.tar    # measures; needs CUDA
     python benchmarks/planner_gpu.py --device cpu --output OUT.json    # tiny, only whether it runs
-    python benchmarks/planner_gpu.py --judge OUT.json [--output RESULT.json]  # anywhere
+    python benchmarks/planner_gpu.py --judge OUT.json [--output FILE]  # anywhere
 
 Measured memory is `torch.cuda.max_memory_allocated` of a rank over steps after the first three,
 less what cuBLAS holds as its workspace, which is no tensor; both are in the output. A step is the
@@ -29,6 +29,7 @@ import torch
 from nccl_bench import FAILED_KEY, Place, Task, add_options, choose, is_rank, run_jobs, serve_rank
 from nccl_kernels import DEVICE_WORK, measure_kernels, trace_events
 from nccl_parcel import pack
+from planner_engine import count_ordered
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshscope.core.config.model_config import ModelConfig
@@ -47,7 +48,7 @@ MAX_NAMES, MAX_NAME = 50, 110
 GLOBAL_BATCH = 16
 GOAL_MEMORY = 0.05
 GOAL_TIME = 0.15
-DEVICE = "H200"
+DEVICE = "NVIDIA H200"
 
 
 def make_model(
@@ -124,7 +125,8 @@ CASES = {
 }
 CALIBRATION = {
     "one GPU": ("124m b8", "350m b4"),
-    "NCCL ranks": ("dp4 b4", "dp2 tp2 pp2 1f1b b2"),
+    "4 NCCL ranks": ("dp4 b4", "tp2 pp2 1f1b b2"),
+    "8 NCCL ranks": ("dp8 b2", "dp2 tp2 pp2 1f1b b2"),
 }
 
 
@@ -239,7 +241,9 @@ def measure_constants(place: Place) -> dict[str, Any]:
     return found
 
 
-def measure_passes(place: Place, make: Callable[..., torch.Tensor], m: int, n: int) -> dict:
+def measure_passes(
+    place: Place, make: Callable[..., torch.Tensor], m: int, n: int
+) -> dict[str, Any]:
     """Operations that only move bytes, on m × n elements."""
     a, b = make(m, n), make(m, n)
     wide, weight = a.float(), make(n)
@@ -487,18 +491,129 @@ def compare_memory(config: TrainConfig, result: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def judge(path: Path, output: Path | None) -> None:
-    programs = json.loads(path.read_text(encoding="utf-8"))["programs"]
-    found = {
-        "memory": {
-            name: compare_memory(CASES[name], one)
-            for name, one in programs.items()
-            if FAILED_KEY not in one
+def make_part(config: TrainConfig) -> Any:
+    """The job of a configuration; ranks that share the GPU have a part of it each, and every rank
+    is a host of its own to NCCL."""
+    from meshscope.plan.predict import make_device_job
+
+    num_ranks = config.layout.world_size
+    job: Any = make_device_job(config, device=DEVICE, num_gpus=num_ranks, per_node=1)
+    device = job.cluster.device
+    part = replace(
+        device,
+        flops_per_s={name: rate / num_ranks for name, rate in device.flops_per_s.items()},
+        bandwidth_bytes_per_s=device.bandwidth_bytes_per_s / num_ranks,
+    )
+    return replace(job, cluster=replace(job.cluster, device=part))
+
+
+def measure_case(name: str, result: Mapping[str, Any]) -> Any:
+    """What constants are fitted to: step, compute, and lines by the kernels' names."""
+    from meshscope.plan.engine_layout import make_candidate, make_shape
+    from meshscope.plan.from_run import MeasuredRun, RecordedLayout
+
+    config, steps = CASES[name], result["step_ms"]
+    layout: Any = RecordedLayout(model=make_shape(config.model), candidate=make_candidate(config))
+    lines: dict[str, float] = {}
+    for axis, word in (("tp", "_bf16_"), ("dp", "_f32_")):
+        spent = [
+            sum(us for kernel, _, us, _ in rows if "nccl" in kernel and word in kernel)
+            for rows in result["kernels_by_name"]
+        ]
+        if getattr(config.parallel, axis) > 1:
+            lines[axis] = statistics.fmean(spent) / 1e6 / NUM_TRACED_STEPS
+    return MeasuredRun(
+        layout=layout,
+        step_s=statistics.median(steps) / 1e3,
+        compute_s=max(row["compute"] for row in result["kernels_ms"]) / 1e3,
+        lines=lines,
+        spread_ratio=(max(steps) - min(steps)) / 2 / statistics.median(steps),
+        device=make_part(config).cluster.device,
+    )
+
+
+def judge_times(
+    programs: Mapping[str, Any], kind: str, names: Sequence[str], start: Any
+) -> tuple[dict[str, Any], Any]:
+    """Step times of one kind of cases, with constants of two of them, and those constants.
+
+    What two runs say nothing of stays as it was at the `start`: the time to issue a layer cannot be
+    seen where ranks wait for messages, but one GPU's cases have the same host.
+    """
+    from meshscope.core.unavailable import Unavailable
+    from meshscope.plan.engine_layout import make_candidate
+    from meshscope.plan.from_run import fit_measured
+    from meshscope.plan.pricing import price_candidates
+
+    calibration = CALIBRATION[kind]
+    runs = [measure_case(name, programs[name]) for name in calibration]
+    job = make_part(CASES[calibration[0]])
+    job = job if start is None else replace(job, constants=start)
+    job, said, _ = fit_measured(job, runs)
+    rows = {}
+    for name in names:
+        candidate = make_candidate(CASES[name])
+        if isinstance(candidate, Unavailable):
+            continue  # its strategy is not one that the planner prices
+        part = make_part(CASES[name])
+        cluster = replace(
+            job.cluster, device=part.cluster.device, num_devices=part.cluster.num_devices
+        )
+        own = replace(part, constants=job.constants, cluster=cluster)
+        (found,) = price_candidates(own, [candidate])
+        steps = programs[name]["step_ms"]
+        low, _, high = statistics.quantiles(steps, n=20)[0::9]
+        rows[name] = {
+            "measured_ms": round(statistics.median(steps), 2),
+            "spread_ms": round((high - low) / 2, 2),
+            "predicted_ms": round(1e3 * found.step_s, 2),
+            "error_percent": round(100 * (1e3 * found.step_s / statistics.median(steps) - 1), 1),
+            "is_calibration": name in calibration,
         }
-    }
-    print(json.dumps(found, indent=1))
+    judged = [row for row in rows.values() if not row["is_calibration"]]
+    right, total = count_ordered(judged)
+    errors = [abs(row["error_percent"]) for row in judged]
+    return {
+        "fitted": list(said),
+        "layouts": rows,
+        "judged": len(judged),
+        f"within_{100 * GOAL_TIME:.0f}_percent": sum(e <= 100 * GOAL_TIME for e in errors),
+        "mean_error_percent": round(statistics.fmean(errors), 1),
+        "pairs_in_order": [right, total],
+    }, job.constants
+
+
+def judge(path: Path, output: Path | None) -> None:
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    programs = {n: one for n, one in measured["programs"].items() if FAILED_KEY not in one}
+    times, start = {}, None
+    for kind, size in zip(CALIBRATION, (1, 4, 8), strict=True):
+        names = [n for n in CASES if n in programs and CASES[n].layout.world_size == size]
+        times[kind], constants = judge_times(programs, kind, names, start)
+        start = start or constants
+    memory = {n: compare_memory(CASES[n], programs[n]) for n in CASES if n in programs}
+    errors = [abs(one["peak_error_percent"]) for one in memory.values()]
+    found = {
+        "machine": measured["machine"],
+        "memory": {
+            "layouts": memory,
+            f"within_{100 * GOAL_MEMORY:.0f}_percent": sum(e <= 100 * GOAL_MEMORY for e in errors),
+            "of": len(errors),
+            "worst_percent": max(errors),
+        },
+        "time": times,
+        "kernels_ms": {
+            name: {part: statistics.fmean(row[part] for row in one["kernels_ms"])
+                   for part in ("compute", "communication", "exposed", "idle", "wall")}
+            for name, one in programs.items() if name in CASES
+        },
+        "issue_ms": {n: max(one["issue_ms"]) for n, one in programs.items() if n in CASES},
+        CONSTANTS: programs.get(CONSTANTS),
+    }  # fmt: skip
+    text = json.dumps(found, indent=1)
+    print(text)
     if output:
-        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        output.write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> None:

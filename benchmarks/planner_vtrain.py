@@ -1,15 +1,14 @@
 """The planner's step times against vTrain's measured ones (A100, Megatron-LM; MIT licence).
 
-    python benchmarks/planner_vtrain.py --data FOLDER            # shipped constants, and layers
-    python benchmarks/planner_vtrain.py --data FOLDER --fit      # fits the seven constants again
-    python benchmarks/planner_vtrain.py --data OTHER --layers benchmarks/results/planner_vtrain.json
+    python benchmarks/planner_vtrain.py --data FOLDER              # as shipped
+    python benchmarks/planner_vtrain.py --data FOLDER --fit 300    # fits the constants again
+    python benchmarks/planner_vtrain.py --data OTHER --all         # other rows: none calibrated on
 
 FOLDER has vtrain-single-node.csv and vtrain-multi-node.csv. Calibration rows are every fourth of
 the single-node rows and every second of the multi-node rows, in the files' order; all errors are of
-the other rows. Two ways: seven constants for all rows (`calibration.MEGATRON_A100`), and on top of
-them measured layers: one factor for each hidden size, microbatch and tp that calibration rows have,
-which is what a user's own recording gives. With `--layers` nothing is calibrated: the factors of
-all rows of the first folder are read from its results file, and all rows of the other are judged.
+the other rows. Two ways: the nine constants alone, and as shipped (`calibration.MEGATRON_A100`),
+with measured layers on top: one factor for each hidden size, sequence length, microbatch and tp
+that at least two single-node calibration rows have. Of the multi-node rows too few share a layer.
 
 vTrain's own error, published for all of its rows: 8.37 % single node, 14.73 % multi-node.
 """
@@ -18,7 +17,7 @@ import argparse
 import csv
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +34,8 @@ VTRAIN_MAPE = {"single-node": 8.37, "multi-node": 14.73}
 EVERY = {"single-node": 4, "multi-node": 2}
 RECIPE = make_recipe("megatron-2021", "bf16-grads")
 MIN_GROUP = 6
+MIN_ROWS = 2
+"""Of a layer that counts as measured."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Row:
 
     @property
     def layer_key(self):
-        return (self.hidden, self.microbatch, self.tp)
+        return (self.hidden, self.length, self.microbatch, self.tp)
 
     @property
     def candidate(self):
@@ -158,96 +159,73 @@ def split(rows, every):
 
 
 def fit(folder, rounds):
+    """Constants on all calibration rows, then layers on those of one node."""
     single, multi = (split(read_rows(folder / f"vtrain-{kind}.csv"), every)[0]
                      for kind, every in EVERY.items())  # fmt: skip
     rows = single + 3 * multi  # a third as many, but what they tell is not in the others
-    return fit_constants(
+    constants = fit_constants(
         lambda constants: predict(rows, constants),
         measured(rows),
-        MEGATRON_A100,
+        replace(MEGATRON_A100, layer_ratios={}),
         FITTED_NAMES,
         num_rounds=rounds,
     )
+    return fit_measured_layers(single, constants)
 
 
-def encode_layers(constants):
-    return [{"key": list(key), "ratio": round(ratio, 4)}
-            for key, ratio in sorted(constants.layer_ratios.items())]  # fmt: skip
+def fit_measured_layers(rows, constants):
+    keys = [row.layer_key for row in rows]
+    found = fit_layers(
+        lambda own: predict(rows, own),
+        measured(rows),
+        replace(constants, layer_ratios={}),
+        keys,
+        MEGATRON_A100.find_source("layer_ratios"),
+    )
+    kept = {
+        key: round(ratio, 3)
+        for key, ratio in sorted(found.layer_ratios.items())
+        if keys.count(key) >= MIN_ROWS
+    }
+    return replace(found, layer_ratios=kept)
 
 
-def run(folder, constants, given_layers):
+def run(folder, constants, *, judges_all=False):
     results = {}
     for kind, every in EVERY.items():
         path = folder / f"vtrain-{kind}.csv"
         if not path.is_file():
             continue
         rows = read_rows(path)
-        calibration, others = split(rows, every)
-        if given_layers is not None:
-            calibration, others = [], rows
-            layered = constants.with_layers(given_layers[kind], "a results file")
-        else:
-            layered = fit_layers(
-                lambda own, part=calibration: predict(part, own),
-                measured(calibration),
-                constants,
-                [row.layer_key for row in calibration],
-                "calibration rows",
-            )
+        calibration, others = ([], rows) if judges_all else split(rows, every)
         results[kind] = {
             "calibration_rows": len(calibration),
             "vtrain_mape_percent": VTRAIN_MAPE[kind],
-            "constants_only": judge(others, predict(others, constants)),
-            "with_measured_layers": judge(others, predict(others, layered)),
-            "with_measured_layers_all_rows": judge(rows, predict(rows, layered)),
-            "layers": encode_layers(layered),
-            "layers_of_all_rows": encode_layers(
-                fit_layers(
-                    lambda own, part=rows: predict(part, own),
-                    measured(rows),
-                    constants,
-                    [row.layer_key for row in rows],
-                    "all rows",
-                )
-            ),
+            "constants_only": judge(others, predict(others, replace(constants, layer_ratios={}))),
+            "with_measured_layers": judge(others, predict(others, constants)),
         }
     return results
-
-
-def read_layers(path):
-    stored = json.loads(path.read_text())
-    return {
-        kind: {
-            tuple(one["key"]): one["ratio"] for one in stored["results"][kind]["layers_of_all_rows"]
-        }
-        for kind in EVERY
-    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with vtrain-*.csv")
     parser.add_argument("--fit", type=int, default=0, metavar="ROUNDS", help="fit the constants")
-    parser.add_argument("--layers", type=Path, help="factors of layers from a results file")
+    parser.add_argument("--all", action="store_true", help="judge every row: others than ours")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     constants = fit(given.data, given.fit) if given.fit else MEGATRON_A100
-    results = run(given.data, constants, given.layers and read_layers(given.layers))
-    shown = {name: getattr(constants, name) for name in FITTED_NAMES}
-    judged = {
-        kind: {key: value for key, value in one.items() if not key.startswith("layers")}
-        for kind, one in results.items()
+    shown = {k: v for k, v in asdict(constants).items() if isinstance(v, (int, float, str))}
+    shown["layer_ratios"] = [[*key, ratio] for key, ratio in constants.layer_ratios.items()]
+    found = {
+        "calibration": "every 4th single-node and every 2nd multi-node row",
+        "constants": shown,
+        "results": run(given.data, constants, judges_all=given.all),
     }
-    print(json.dumps({"constants": shown, **judged}, indent=1))
+    text = json.dumps(found, indent=1)
+    print(text)
     if given.output:
-        stored = {
-            "calibration": "every 4th single-node and every 2nd multi-node row",
-            "constants": {
-                k: v for k, v in asdict(constants).items() if isinstance(v, (int, float, str))
-            },
-            "results": results,
-        }
-        given.output.write_text(json.dumps(stored, indent=1) + "\n")
+        given.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def check_prediction(study: Study, profiles: Sequence[MemoryRecording]) -> Predi
     measured = measure_lines(study.budget)
     return PredictionCheck(
         step=step,
-        is_within=abs(step.residual_ns) <= time.interval_ratio * time.step_ns,
+        is_within=_is_within(step, time.interval_ratio),
         interval_ratio=time.interval_ratio,
         calibrated_on=time.calibrated_on,
         fitted=time.fitted,
@@ -121,6 +121,11 @@ def _find_fields(study: Study) -> JsonFields | None:
             if isinstance(found, dict):
                 return found
     return None
+
+
+def _is_within(step: CheckedTime, ratio: float) -> bool:
+    low, high = step.predicted_ns / (1 + ratio), step.predicted_ns * (1 + ratio)
+    return low <= step.measured_ns <= high
 
 
 def measure_lines(budget: Budget | Unavailable) -> dict[str, float]:

@@ -174,7 +174,7 @@ def describe_choice(
     price, candidate, model = choice.price, choice.candidate, job.model
     width = job.constants.interval_ratio
     step = Estimate(
-        value=price.step_s, low=price.step_s * (1 - width), high=price.step_s * (1 + width)
+        value=price.step_s, low=price.step_s / (1 + width), high=price.step_s * (1 + width)
     )
     tokens = request.global_batch_size * model.sequence_length
     rate = Estimate(value=tokens / step.value, low=tokens / step.high, high=tokens / step.low)

@@ -50,7 +50,10 @@ def bound_steps(job: Job, columns: Columns, schedules: Texts) -> Floats:
     inputs = np.minimum(layer.input_grad_s, dense.input_grad_s)
     weights = np.minimum(layer.weight_grad_s, dense.weight_grad_s)
     least = np.floor(model.num_layers / (columns.pp * columns.chunks))
+    # What a host that is behind hides of the head is not counted at all.
+    hidden_ratio = 0.0 if job.cluster.is_host else job.constants.head_hides_ratio
     head = times.head_forward_s + times.head_backward_s
+    head = head * (1.0 - hidden_ratio * np.minimum(1.0, layer.host_share))
     number, per_layer = columns.num_microbatches, forward + inputs + weights
     last_busy = number * (columns.chunks * least * per_layer + head)
     before = (columns.pp - 1) * least * forward

@@ -6,14 +6,15 @@ the residuals. For other stacks and devices the same constants are assumptions: 
 smaller there (fewer kernels for each layer), and the interval is wider and says so.
 
 `layer_ratios` holds measured layers: how much longer a layer took than the roofline says, for a
-hidden size, microbatch and tp. A recording gives them (`plan --from`), as do timed layouts.
+hidden size, sequence length, microbatch and tp. Timed layouts give them. A kernel library chooses
+its kernels by such shapes, which no roofline follows; layers that were not measured keep 1.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-LayerKey = tuple[int, int, int]
-"""Hidden size, microbatch size in sequences, tp."""
+LayerKey = tuple[int, int, int, int]
+"""Hidden size, tokens of a sequence, sequences of a microbatch, tp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,21 @@ class Constants:
     host_microbatch_s: float = 0.0
     """Of the host for a microbatch on a stage, beside its layers: data, loss, messages. Counts as
     far as layers wait for the host."""
+    kernel_s: float = 0.0
+    """Of the device for each kernel, beside its bytes and products: its start and uneven end."""
+    head_hides_ratio: float = 1.0
+    """Of the head's time, how much a host that is behind its device uses to catch up."""
+    host_again_ratio: float = 1.0
+    """Of that, what issuing a layer's forward again in backward takes."""
+    overlap_cost_ratio: float = 0.0
+    """Of communication that compute hides, how much longer it makes compute."""
     collective_latency_s: float = 5e-5
     """For each doubling of the group."""
     p2p_latency_s: float = 2.5e-5
     network_ratio: float = 1.0
     """Of the link between nodes, beyond the link's own ratio."""
+    link_ratio: float = 1.0
+    """Of all links, likewise."""
     logit_passes: float = 8.5
     """Times that the loss's forward and backward read or write a float32 for each logit."""
     step_s: float = 3e-3
@@ -46,7 +57,7 @@ class Constants:
     pace_ratio: float = 1.0
     """All devices' compute, times this: stragglers, and a device that is not its preset."""
     interval_ratio: float = 0.25
-    """Nine of ten steps are expected within this share of the prediction."""
+    """Nine of ten steps are expected within a factor of 1 + this of the prediction."""
     layer_ratios: Mapping[LayerKey, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where a constant comes from, by its name; `*` for all others."""
@@ -69,6 +80,21 @@ _ASSUMED = "assumed: not measured for this stack and device"
 
 _PUBLIC = "public measurements of large matrix products and copies on A100; not fitted"
 
+_A100_LAYERS: dict[LayerKey, float] = {
+    (hidden, 1024, size, tp): ratio
+    for hidden, tp, ratios in (
+        (1024, 1, {1: 0.925, 2: 0.982, 4: 1.157, 8: 1.024}),
+        (1024, 2, {1: 0.977, 2: 1.051, 4: 0.852, 8: 0.97}),
+        (1024, 4, {1: 1.038, 2: 0.998, 4: 1.132}),
+        (1024, 8, {1: 1.073}),
+        (2048, 1, {1: 0.992, 2: 1.001, 4: 0.967, 8: 0.949}),
+        (2048, 2, {1: 1.002, 2: 1.175, 4: 0.958, 8: 0.85}),
+        (2048, 4, {1: 0.915, 2: 0.814, 4: 1.081, 8: 0.916}),
+    )
+    for size, ratio in ratios.items()
+}
+"""Those that at least two calibration rows have; their rows differ by 1 to 3 %."""
+
 MEGATRON_A100 = Constants(
     name="Megatron-LM of 2021 on A100",
     gemm_ratio=0.80,
@@ -77,15 +103,24 @@ MEGATRON_A100 = Constants(
     memory_ratio=0.80,
     host_layer_s=1.102e-3,
     host_microbatch_s=1.28e-3,
+    head_hides_ratio=0.0,
+    host_again_ratio=0.0,
     collective_latency_s=8.7e-5,
     p2p_latency_s=4.5e-5,
     network_ratio=0.948,
     logit_passes=16.2,
     step_s=2.6e-3,
     interval_ratio=0.18,
+    layer_ratios=_A100_LAYERS,
     sources={
         "*": _FITTED,
+        "layer_ratios": "a roofline, and where the same layer is among the calibration rows what "
+        "it took there (docs/plan.md)",
         "gemm_ratio": _PUBLIC,
+        "host_again_ratio": "all rows compute again: it is in the other constants",
+        "overlap_cost_ratio": "nothing is hidden by this stack",
+        "kernel_s": "in the other constants",
+        "head_hides_ratio": "in the other constants",
         "memory_ratio": _PUBLIC,
         "pace_ratio": "1 by definition: devices that nothing else uses",
     },
@@ -102,14 +137,35 @@ FITTED_NAMES = (
     "step_s",
 )
 """What `benchmarks/planner_vtrain.py --fit` fits."""
+_H200 = "an H200 with torch 2.11 (benchmarks/results/planner_gpu.json); on others assumed"
 PRESENT = Constants(
     name="present stacks",
-    attention_ratio=0.45,
+    gemm_half_size=100.0,
+    attention_ratio=0.54,
+    kernel_s=2e-6,
+    overlap_cost_ratio=0.65,
     collective_latency_s=3e-5,
     interval_ratio=0.4,
     sources={
         "*": _ASSUMED,
-        "interval_ratio": f"{_ASSUMED}; eight of nine published runs lie within (docs/plan.md)",
+        "gemm_half_size": f"single products and whole layers on {_H200}",
+        "attention_ratio": f"cuDNN's kernels on {_H200}",
+        "kernel_s": f"models of 50 to 350 million parameters on {_H200}",
+        "overlap_cost_ratio": "fitted on every second of 64 published runs of MPT with FSDP on A100"
+        " and H100 (benchmarks/planner_published.py)",
+        "interval_ratio": f"{_ASSUMED}; 81 of 90 published runs lie within "
+        "(benchmarks/planner_published.py)",
+    },
+)
+EAGER = replace(
+    PRESENT,
+    name="present stacks, not compiled",
+    memory_ratio=0.6,
+    host_again_ratio=3.5,
+    sources={
+        **PRESENT.sources,
+        "host_again_ratio": f"torch.utils.checkpoint around layers of 350m on {_H200}",
+        "memory_ratio": f"the middle of nine separate operations (0.42 to 0.84) on {_H200}",
     },
 )
 HOST = Constants(
@@ -125,9 +181,15 @@ HOST = Constants(
 HOST_FITTED_NAMES = ("pace_ratio", "host_layer_s", "network_ratio", "collective_latency_s")
 """What `from_run.fit_host_runs` fits."""
 
-BY_STACK: dict[str, Constants] = {"megatron-2021": MEGATRON_A100}
+BY_STACK: dict[str, Constants] = {
+    "megatron-2021": MEGATRON_A100,
+    "torchtitan": EAGER,
+    "meshscope": EAGER,
+}
 
 
-def find_constants(stack: str) -> Constants:
-    """What is known of a stack."""
-    return BY_STACK.get(stack, PRESENT)
+def find_constants(stack: str, device: str = "") -> Constants:
+    """What is known of a stack; measured layers only on the device that they were measured on."""
+    found = BY_STACK.get(stack, PRESENT)
+    is_measured = found is not MEGATRON_A100 or "A100" in device
+    return found if is_measured else replace(found, layer_ratios={})

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.layer_time import Columns, count_again, count_attention_again
+from meshscope.plan.layer_time import Columns, list_again
 from meshscope.plan.pricing import Job
 from meshscope.plan.request import Request
 
@@ -67,9 +67,7 @@ def list_combinations(job: Job, request: Request) -> Combinations:
     grid = np.array(list(product(*numbers)), dtype=np.float64).reshape(-1, len(numbers))
     tp, pp, cp, ep, size, chunks, zero, sp, schedule, recompute = grid.T
     dp = np.floor(job.cluster.num_devices / (tp * pp * cp))
-    recipe = job.recipe
-    again = np.array([count_again(one, recipe) for one in request.recomputes])
-    attention = np.array([count_attention_again(one, recipe) for one in request.recomputes])
+    again = list_again(request.recomputes, job.recipe)
     which = recompute.astype(int)
     columns = Columns(
         dp=dp,
@@ -82,8 +80,7 @@ def list_combinations(job: Job, request: Request) -> Combinations:
         chunks=chunks,
         zero_stage=zero,
         shards=np.maximum(1.0, dp * cp),
-        again=again[which],
-        attention_again=attention[which],
+        **{name: shares[which] for name, shares in again.items()},
         sequence_parallel=sp,
     )
     return Combinations(

@@ -29,6 +29,7 @@ def fit_constants(
     names: Sequence[str],
     *,
     num_rounds: int = 300,
+    cap: float = _CAP,
 ) -> Constants:
     """`start` with the named constants changed."""
     origin = np.log([getattr(start, name) for name in names])
@@ -40,7 +41,7 @@ def fit_constants(
     def lose(point: Floats) -> float:
         error = np.abs(np.log(predict(make(point)) / measured))
         pull = _PULL * float(np.mean((point - origin) ** 2))
-        return float(np.mean(np.minimum(error, _CAP))) + pull
+        return float(np.mean(np.minimum(error, cap))) + pull
 
     return make(_minimise(lose, origin, num_rounds))
 

@@ -1,11 +1,10 @@
 """Constants from a recorded run of `meshscope train`: what its devices and links did.
 
-    job, fitted = fit_run(job, study)
+    job, fitted = fit_runs(job, [study])
 
-Three things are fitted, each from its own part of the recording, and said in words: the pace of
-compute (the busiest rank's compute line over the predicted one), bandwidth and latency of links
-(the run's own α–β fits of matched operations), and the interval (half of the middle nine tenths of
-its steps, or the error that is left, whichever is larger). What is left is not fitted away:
+Fitted, and said in words: the pace of compute, the time to issue a layer, bandwidth and latency of
+links (`fit_runs`), and the interval (half of the middle nine tenths of steps, or the error that is
+left, whichever is larger). What is left is not fitted away:
 `compare_lines` shows predicted and measured line by line. Loader, host and stragglers are part of
 the measured lines.
 """
@@ -19,17 +18,21 @@ import numpy.typing as npt
 from meshscope.analyze.communication.bandwidth import LatencyFit
 from meshscope.analyze.prediction import COMPUTE_SHARES, CheckedTime, measure_lines
 from meshscope.analyze.study import Study
+from meshscope.core.hardware import Device
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.errors import UsageError
 from meshscope.plan.calibration import HOST_FITTED_NAMES, Constants
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.cluster import Link
+from meshscope.plan.cluster import Cluster, Link
 from meshscope.plan.fitting import fit_constants
 from meshscope.plan.model_shape import ModelShape
 from meshscope.plan.pricing import Job, StepPrice, price_candidates
 
 _GROUP = "train"
 _LEAST_INTERVAL = 0.02
+_FITTED_LINES = ("tp", "dp")
+_LEAST_LINE = 0.02
+"""Of a step: shorter lines say nothing of links."""
 _MODEL_NUMBERS = (
     "vocab_size", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size",
     "sequence_length",
@@ -98,62 +101,176 @@ def read_layout(study: Study) -> RecordedLayout:
     return RecordedLayout(model=model, candidate=candidate)
 
 
-def fit_run(job: Job, study: Study) -> tuple[Job, tuple[str, ...]]:
-    """The job with constants of the run, and what was fitted."""
-    recorded = read_layout(study)
-    measured_s = _measure_step(study)
-    said: list[str] = []
-    cluster = job.cluster
-    fits = _list_fits(study)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """What constants are fitted to, in seconds of a step."""
+
+    layout: RecordedLayout
+    step_s: float
+    compute_s: float
+    """Of the busiest rank."""
+    lines: dict[str, float]
+    """Exposed communication by axis, where it is worth fitting to."""
+    spread_ratio: float
+    """Half of the middle nine tenths of steps, by their median."""
+    device: Device | None = None
+    """The part of a device that each rank had to itself; None: the job's whole one."""
+
+
+def measure_run(study: Study) -> MeasuredRun:
+    """From a recording; UsageError where it does not say enough."""
+    step_s = _measure_step(study)
+    lines = {
+        axis: ns / 1e9
+        for axis, ns in measure_lines(study.budget).items()
+        if axis in _FITTED_LINES and ns / 1e9 > _LEAST_LINE * step_s
+    }
+    return MeasuredRun(
+        layout=read_layout(study), step_s=step_s, compute_s=_measure_compute(study), lines=lines,
+        spread_ratio=_measure_spread(study),
+    )  # fmt: skip
+
+
+def fit_runs(job: Job, studies: Sequence[Study]) -> tuple[Job, tuple[str, ...]]:
+    """The job with constants of recorded runs on devices, and what was fitted, line by line."""
+    cluster, said = _take_links(job.cluster, studies)
+    runs = [measure_run(study) for study in studies]
+    job, more, prices = fit_measured(replace(job, cluster=cluster), runs)
+    lines = [
+        f"{one.name}: {one.predicted_ns / 1e6:.4g} ms predicted, {one.measured_ns / 1e6:.4g} "
+        "measured"
+        for price, study in zip(prices, studies, strict=True)
+        for one in compare_lines(price, study)
+        if one.predicted_ns or one.measured_ns
+    ]
+    return job, (*said, *more, *lines)
+
+
+def fit_measured(
+    job: Job, runs: Sequence[MeasuredRun]
+) -> tuple[Job, tuple[str, ...], list[StepPrice]]:
+    """The job with fitted constants, what was fitted, and the runs as it then predicts them.
+
+    The pace of compute is the busiest rank's compute line over the roofline's, with a host that
+    takes no time. Then the time to issue a layer, or where ranks talk the bandwidth of links and a
+    latency instead, to each run's step and to its lines of tp and dp, by all runs at once.
+    """
+    ready = _Fit(job=job, runs=runs)
+    start = replace(job.constants, pace_ratio=ready.find_pace(job.constants))
+    names = ["host_layer_s"]
+    if any(one.lines for one in runs):
+        # A host that waits for messages says nothing of the time it needs.
+        names = ["link_ratio", "collective_latency_s"]
+        start = ready.scale_link(start)
+    fitted = _tie_latency(
+        fit_constants(
+            lambda own: ready.predict(_tie_latency(own)), ready.truth, start, names, cap=2.0
+        )
+    )
+    prices = ready.price(fitted)
+    left = [price.step_s / run.step_s - 1 for price, run in zip(prices, runs, strict=True)]
+    width = max(*(run.spread_ratio for run in runs), *map(abs, left), _LEAST_INTERVAL)
+    number = f"{len(runs)} runs" if len(runs) > 1 else "the recorded run"
+    layouts = "; ".join(run.layout.candidate.describe() for run in runs)
+    sources = {
+        **fitted.sources,
+        **dict.fromkeys((*names, "p2p_latency_s"), f"fitted to steps and lines of {number}"),
+        "pace_ratio": f"fitted to compute of {number}",
+        "interval_ratio": f"steps of {number}, and the error left after fitting",
+    }
+    constants = replace(
+        fitted, name=f"{number} ({layouts})", interval_ratio=float(width), sources=sources
+    )
+    said = [f"pace of compute {constants.pace_ratio:.3g} of the roofline's time"]
+    if "host_layer_s" in names:
+        said.append(f"{constants.host_layer_s * 1e6:.3g} µs to issue a layer")
+    else:
+        rates = [job.cluster.inside.bytes_per_s]
+        rates += [job.cluster.between.bytes_per_s] if job.cluster.per_node == 1 else []
+        said.append(
+            f"link {min(rates) * constants.link_ratio / 1e9:.3g} GB/s, latency "
+            f"{constants.collective_latency_s * 1e6:.3g} µs for each doubling"
+        )
+    said += [
+        f"left over on {run.layout.candidate.describe()}, not fitted: step "
+        f"{price.step_s * 1e3:.4g} ms predicted, {run.step_s * 1e3:.4g} ms measured, {error:+.1%}"
+        for run, price, error in zip(runs, prices, left, strict=True)
+    ]
+    return replace(job, constants=constants), tuple(said), prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """Runs, and what constants make of them."""
+
+    job: Job
+    runs: Sequence[MeasuredRun]
+
+    def price(self, constants: Constants) -> list[StepPrice]:
+        cluster = self.job.cluster
+        return [
+            _price_recorded(
+                replace(
+                    self.job,
+                    constants=constants,
+                    cluster=replace(cluster, device=run.device or cluster.device),
+                ),
+                run.layout,
+                cluster.num_processors,
+            )
+            for run in self.runs
+        ]
+
+    def find_pace(self, constants: Constants) -> float:
+        """The middle of what the runs ask for."""
+        prices = self.price(replace(constants, host_layer_s=1e-9, pace_ratio=1.0))
+        ratios = [
+            run.compute_s / (price.compute_s + price.optimizer_s)
+            for run, price in zip(self.runs, prices, strict=True)
+        ]
+        return float(np.median(ratios))
+
+    def scale_link(self, start: Constants) -> Constants:
+        """Lines are nearly inverse to the link's bandwidth: a few rounds bring them near."""
+        for _ in range(6):
+            asked = [
+                list_lines(price)[axis] / seconds
+                for price, run in zip(self.price(start), self.runs, strict=True)
+                for axis, seconds in run.lines.items()
+            ]
+            ratio = float(np.median(asked))
+            start = replace(start, link_ratio=start.link_ratio * min(10.0, max(1e-2, ratio)))
+        return start
+
+    @property
+    def truth(self) -> npt.NDArray[np.float64]:
+        return np.array([v for run in self.runs for v in (run.step_s, *run.lines.values())])
+
+    def predict(self, constants: Constants) -> npt.NDArray[np.float64]:
+        return np.array(
+            [
+                max(value, 1e-9)
+                for price, run in zip(self.price(constants), self.runs, strict=True)
+                for value in (price.step_s, *(list_lines(price)[axis] for axis in run.lines))
+            ]
+        )
+
+
+def _take_links(cluster: Cluster, studies: Sequence[Study]) -> tuple[Cluster, list[str]]:
+    """Bandwidths that the runs' own α–β fits of matched operations state."""
+    said = []
+    fits = [fit for study in studies for fit in _list_fits(study)]
     for is_across, name in ((False, "inside"), (True, "between")):
         found = [one for one in fits if one.is_across_hosts is is_across]
         rates = [one.bus_bytes_per_s for one in found if isinstance(one.bus_bytes_per_s, float)]
         if rates:
             rate = float(np.median(rates))
-            source = f"{len(rates)} fits of the run's own operations"
-            link = Link(name=f"recorded, {name}", nominal_bytes_per_s=rate, ratio=1, source=source)
-            is_inside = not is_across
-            cluster = replace(cluster, inside=link) if is_inside else replace(cluster, between=link)
+            number = "a fit" if len(rates) == 1 else f"{len(rates)} fits"
+            source = f"{number} of the run's own operations"
+            link = Link(name="recorded links", nominal_bytes_per_s=rate, ratio=1, source=source)
+            cluster = replace(cluster, between=link) if is_across else replace(cluster, inside=link)
             said.append(f"link {name} nodes {rate / 1e9:.3g} GB/s, from {source}")
-    constants = job.constants
-    delays = [one.latency_ns / 1e9 / max(1.0, np.log2(one.num_ranks)) for one in fits]
-    delays = [one for one in delays if one > 0]
-    if delays:
-        constants = replace(constants, collective_latency_s=float(np.median(delays)))
-        said.append(f"latency {constants.collective_latency_s * 1e6:.3g} µs for each doubling")
-    then = replace(
-        job, model=recorded.model, cluster=replace(cluster, num_devices=max(1, study.num_ranks))
-    )
-    before = _price(replace(then, constants=constants), recorded)
-    compute_s = _measure_compute(study)
-    pace = constants.pace_ratio * compute_s / before.compute_s
-    constants = replace(constants, pace_ratio=pace)
-    said.append(
-        f"pace of compute {pace:.3g} of the roofline's time (compute {compute_s * 1e3:.4g} ms of a "
-        f"step on the busiest rank, {before.compute_s * 1e3:.4g} ms by the roofline)"
-    )
-    after = _price(replace(then, constants=constants), recorded)
-    error = after.step_s / measured_s - 1
-    width = max(_measure_spread(study), abs(error), _LEAST_INTERVAL)
-    sources = {
-        **constants.sources,
-        "pace_ratio": "fitted to the recorded run's compute",
-        "interval_ratio": "steps of the recorded run, and the error left after fitting",
-    }
-    if delays:
-        sources["collective_latency_s"] = "the recorded run's own operations"
-    name = f"the recorded run ({recorded.candidate.describe()})"
-    constants = replace(constants, name=name, interval_ratio=width, sources=sources)
-    said.append(
-        f"left over, not fitted: step {after.step_s * 1e3:.4g} ms predicted, "
-        f"{measured_s * 1e3:.4g} ms measured, {error:+.1%}"
-    )
-    said += [
-        f"{one.name}: {one.predicted_ns / 1e6:.4g} ms predicted, {one.measured_ns / 1e6:.4g} "
-        "measured"
-        for one in compare_lines(after, study)
-    ]
-    return replace(job, cluster=cluster, constants=constants), tuple(said)
+    return cluster, said
 
 
 def fit_host_runs(

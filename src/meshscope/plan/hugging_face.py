@@ -47,7 +47,8 @@ def read_hugging_face(path: Path, sequence_length: int | None = None) -> ModelSh
         raise UsageError(f"{file} holds no JSON object; give a model's config.json")
     nested = config.get("text_config")
     reader = _Reader({**config, **nested} if isinstance(nested, dict) else config)
-    model = _make_model(reader, sequence_length, name=file.parent.name or "model")
+    name = file.resolve().parent.name if file.stem == "config" else file.stem
+    model = _make_model(reader, sequence_length, name=name or "model")
     if reader.problems:
         raise UsageError(f"{file}: {'; '.join(reader.problems)}")
     return model

@@ -2,15 +2,17 @@
 
 For each matrix product of m × k by k × n, cut over tp: 2mnk / (peak · ratio), longer by
 (1 + c/m)(1 + c/n)(1 + c/k). Attention's products: 2·s·(q + v) for each token, all pairs where the
-stack computes masked ones, else half. What only moves bytes, forward: ten passes of the residual
-stream, one in and one out of every MLP tensor, half of attention's channels, and ten bytes for each
-score where scores are in memory; backward twice that. Collectives of tp: 2 in forward and 2 in
-backward; with recompute, forward's again. The host must issue it all: the longer of device and host
-counts, in a smooth maximum. Experts see T·k/(E/ep) tokens each, if routing is even.
+stack computes masked ones, else half; in bf16 also under fp8; backward of a fused kernel takes 3.2
+times as long. What only moves bytes, forward (`_count_moved`), and ten bytes for each score where
+scores are in memory; backward twice that. Collectives of tp: 2 in forward and 2 in backward; with
+recompute, forward's again. The host must issue it all: the longer of device and host counts, in a
+smooth maximum. Communication beside compute slows it: by a share of what is hidden
+(`overlap_cost_ratio`). Experts see T·k/(E/ep) tokens each, if routing is even.
 
 Backward is split as schedules need it: W has the products' weight gradients, I all else.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +29,18 @@ _SMOOTH = 7.0
 """Exponent of the smooth maximum of host and device."""
 _SCORE_BYTES = 10
 _STREAM_PASSES = 10
+_FUSED_BACKWARD = 3.2
+"""Of a fused attention's forward. Five products instead of two, at 0.78 of their rate: cuDNN's
+kernels on an H200 (benchmarks/results/planner_gpu.json)."""
+_ROPE_BYTES = 20
+"""For each turned channel by separate operations: to float32, a complex product, and back."""
+_CAST_BYTES = 12
+"""For each weight that autocast casts: read and written in forward, and so is its gradient."""
+_FLOAT8_BYTES = 5
+"""For each input of a product: its largest value is looked for, then it is written in one byte."""
+_KERNELS = {"gated": 80, "plain": 67, "fused": 40}
+"""Of a layer's forward and backward by separate operations, with rotary positions and a gated MLP
+or without (counted on an H200, same results file); fused, an assumption."""
 _UNFUSED_BYTES = 29
 """More for each score: to float32 and back (6 each), scaled, masked and softmax (8 each, mask 1),
 less the fused kernel's 4 and what is shared."""
@@ -49,9 +63,10 @@ class Columns:
     zero_stage: Floats
     shards: Floats
     again: Floats
-    """Of a layer's forward in backward: 0 none, 1 all of it."""
+    """Of a layer's products and collectives in backward: 0 none, 1 all of them."""
+    moved_again: Floats
+    """Of what only moves bytes."""
     attention_again: Floats
-    """Of attention alone, with selective recompute."""
     sequence_parallel: Floats
 
     def __len__(self) -> int:
@@ -69,22 +84,21 @@ def make_columns(candidates: list[Candidate], recipe: Recipe) -> Columns:
             )
         },
         shards=np.array([one.num_shards for one in candidates], dtype=np.float64),
-        again=np.array([count_again(one.recompute, recipe) for one in candidates]),
-        attention_again=np.array(
-            [count_attention_again(one.recompute, recipe) for one in candidates]
-        ),
+        **list_again([one.recompute for one in candidates], recipe),
     )  # fmt: skip
 
 
-def count_again(recompute: str, recipe: Recipe) -> float:
-    """Share of a layer's forward that backward makes again."""
+def list_again(recomputes: Sequence[str], recipe: Recipe) -> dict[str, Floats]:
+    """Shares of a layer's forward that backward makes again, by the columns' names."""
+    rows = np.array([_count_again(one, recipe) for one in recomputes]).reshape(-1, 3)
+    names = ("again", "moved_again", "attention_again")
+    return dict(zip(names, rows.T, strict=True))
+
+
+def _count_again(recompute: str, recipe: Recipe) -> tuple[float, float, float]:
     if recompute == "selective":
-        return 0.5 if recipe.stack.selective == "half" else 0.0
-    return 0.0 if read_segment(recompute) is None else 1.0
-
-
-def count_attention_again(recompute: str, recipe: Recipe) -> float:
-    return float(recompute == "selective" and recipe.stack.selective == "attention")
+        return (0.5, 1.0, 0.0) if recipe.stack.selective == "half" else (0.0, 0.0, 1.0)
+    return (0.0, 0.0, 0.0) if read_segment(recompute) is None else (1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +132,16 @@ def time_layer(
     if model.experts is not None:
         products = products + _time_experts(model, tokens, columns, rate, constants)
     pairs = 1.0 if stack.counts_full_attention else 0.5
-    peak = rate / _gemm_ratio(cluster, constants)
     attention = pairs * tokens * model.attention_flops / columns.tp
-    attention = attention / (peak * constants.attention_ratio)
+    attention = attention / (_find_attention_peak(recipe, cluster) * constants.attention_ratio)
     memory = _count_moved(model, tokens, columns, recipe)
     is_unfused = _find_unfused(model, columns, recipe)
     scores = 0.0 if stack.has_fused_attention else _SCORE_BYTES + _UNFUSED_BYTES * is_unfused
     pairs_bytes = scores * tokens * model.sequence_length * model.num_heads / columns.tp
     bandwidth = cluster.device.bandwidth_bytes_per_s * constants.memory_ratio
     moved, score_time = memory / bandwidth, pairs_bytes / bandwidth
+    num_kernels = _KERNELS["fused"] if stack.is_fused else _count_kernels(model)
+    moved = moved + constants.kernel_s * num_kernels / 3
     tp_s = 2 * time_all_reduce(
         compute * tokens * model.hidden_size, columns.tp, np.ones(len(columns)), cluster, constants
     )
@@ -138,26 +153,29 @@ def time_layer(
     moved, score_time = pace * moved, pace * score_time
     inside = products + attention + moved + score_time
     forward = inside + tp_s + cp_s + ep_s
-    rest = 2 * (attention + moved + score_time) + products
-    again = columns.again * forward + columns.attention_again * (attention + score_time)
+    backward_ratio = _FUSED_BACKWARD if stack.has_fused_attention else 2.0
+    rest = backward_ratio * attention + 2 * (moved + score_time) + products
+    again = columns.again * (products + tp_s + cp_s + ep_s) + columns.moved_again * moved
+    again = again + columns.attention_again * (attention + score_time)
     added = pace * _count_added(model, columns, recipe) / bandwidth
     inputs, weights = rest + tp_s + 2 * cp_s + ep_s + again, products + added
-    host = pace * constants.host_layer_s * (1 + _UNFUSED_HOST * is_unfused)
+    host = constants.host_layer_s * (1 + _UNFUSED_HOST * is_unfused)
+    host = pace * host if cluster.is_host else host * _count_kernels(model) / _KERNELS["plain"]
     # A device computes while its host issues what comes next; a host that computes does both.
     join = np.add if cluster.is_host else _smooth_max
     issued_forward = join(forward, host)
     backward = inputs + weights
-    issued_backward = join(backward, (2 + columns.again) * host if cluster.is_host else 2 * host)
+    host_again = 1.0 if cluster.is_host else constants.host_again_ratio
+    issued_backward = join(backward, (2 + host_again * columns.again) * host)
     stretch = issued_backward / backward
     ratio = _find_layer_ratios(model, columns, constants)
     gathered = _time_gathering(model, columns, recipe, cluster, constants)
     shown_forward, shown_backward = ratio * issued_forward, ratio * issued_backward
-    hidden_forward = np.maximum(shown_forward, gathered)
-    extra_forward = hidden_forward - shown_forward
     reduced = 2 * gathered * (recipe.precision.gradient_bytes / compute + 1) / 2
-    extra_backward = np.maximum(0, reduced - shown_backward)
+    extra_forward = expose(gathered, shown_forward, constants)
+    extra_backward = expose(reduced, shown_backward, constants)
     return LayerTimes(
-        forward_s=hidden_forward,
+        forward_s=shown_forward + extra_forward,
         input_grad_s=ratio * stretch * inputs + extra_backward,
         weight_grad_s=ratio * stretch * weights,
         tp_s=ratio * (2 + columns.again) * tp_s,
@@ -168,6 +186,24 @@ def time_layer(
     )
 
 
+def _count_kernels(model: ModelShape) -> int:
+    is_gated = model.position == "rope" and model.activation == "swiglu"
+    return _KERNELS["gated" if is_gated else "plain"]
+
+
+def expose(sent_s: Floats, compute_s: Floats, constants: Constants) -> Floats:
+    """What communication beside compute adds to it: all that lasts longer, and of the rest what it
+    takes from compute (multiprocessors, bandwidth of the memory, power)."""
+    hidden = np.minimum(sent_s, compute_s)
+    return sent_s - hidden + constants.overlap_cost_ratio * hidden
+
+
+def _find_attention_peak(recipe: Recipe, cluster: Cluster) -> float:
+    dtype = recipe.precision.dtype
+    peak = cluster.find_peak("bfloat16" if dtype == "float8" else dtype)
+    return peak if isinstance(peak, float) else cluster.device.flops_per_s["float32"]
+
+
 def _find_unfused(model: ModelShape, columns: Columns, recipe: Recipe) -> Floats:
     """1 where the fused softmax cannot take so few heads and sequences."""
     rows = columns.microbatch_size * model.num_heads / columns.tp
@@ -175,14 +211,18 @@ def _find_unfused(model: ModelShape, columns: Columns, recipe: Recipe) -> Floats
 
 
 def _count_added(model: ModelShape, columns: Columns, recipe: Recipe) -> Floats:
-    """Bytes that adding a microbatch's weight gradients to those before reads and writes."""
+    """Bytes that casting weights, and adding a microbatch's gradients to those before, reads and
+    writes."""
     precision = recipe.precision
     size = 2 * precision.gradient_bytes
     size += 0 if recipe.stack.accumulates_in_product else precision.compute_bytes
     weights = model.count_dense_part() / columns.tp
     weights = weights + model.count_expert_part() / (columns.tp * columns.ep)
     cut = np.where(columns.zero_stage >= 2, columns.shards, 1.0)
-    return size * weights / cut * (1 - 1 / columns.num_microbatches)
+    added = size * weights / cut * (1 - 1 / columns.num_microbatches)
+    # FSDP gathers weights in the dtype to compute in.
+    is_cast = precision.casts_each_forward & (columns.zero_stage < 3)
+    return added + np.where(is_cast, _CAST_BYTES * weights, 0.0)
 
 
 def time_head(
@@ -244,13 +284,33 @@ def _time_experts(
 
 
 def _count_moved(model: ModelShape, tokens: Floats, columns: Columns, recipe: Recipe) -> Floats:
-    """Bytes that one forward of a layer reads and writes outside of products."""
+    """Bytes that one forward of a layer reads and writes outside of products.
+
+    Fused (a compiler, or kernels by hand): ten passes of the residual stream, one in and one out of
+    every MLP tensor, half of attention's channels. By separate operations: two norms, two sums,
+    rotary positions, keys and values repeated for their queries, and the MLP's activation.
+    """
+    stack, precision = recipe.stack, recipe.precision
+    compute, element = precision.compute_bytes, stack.stream_element_bytes
     parts = np.where(columns.sequence_parallel > 0, columns.tp, 1.0)
-    compute = recipe.precision.compute_bytes
-    stream = _STREAM_PASSES * recipe.stack.stream_element_bytes * model.hidden_size / parts
-    widths = (model.num_ffn_inputs + 1) * model.mlp_width + model.num_attention_channels / 2
-    routed = 4 * model.num_routed_copies * model.hidden_size
-    return tokens * (stream + compute * (widths + routed) / columns.tp)
+    gated = model.num_ffn_inputs == 2
+    if stack.is_fused:
+        stream = _STREAM_PASSES * element * model.hidden_size
+        inside = (model.num_ffn_inputs + 1) * model.mlp_width + model.num_attention_channels / 2
+        inside = compute * inside
+    else:
+        # A norm reads the stream and writes it, and a wider one is then cast; a sum reads two.
+        norm = 2 * element + (element + compute if element > compute else 0)
+        stream = 2 * (norm + 2 * element + compute) * model.hidden_size
+        inside = compute * (5 if gated else 2) * model.mlp_width
+        inside += _ROPE_BYTES * model.num_turned_channels * (model.position == "rope")
+        if model.num_kv_heads < model.num_heads and model.latent is None:
+            inside += 2 * compute * (model.kv_size + model.query_size)
+    inside += 4 * compute * model.num_routed_copies * model.hidden_size
+    if precision.dtype == "float8":
+        stream += _FLOAT8_BYTES * 2 * model.hidden_size
+        inside += _FLOAT8_BYTES * (model.value_size + model.mlp_width)
+    return tokens * (stream / parts + inside / columns.tp)
 
 
 def _time_context(
@@ -292,7 +352,7 @@ def _time_routing(
 def _time_gathering(
     model: ModelShape, columns: Columns, recipe: Recipe, cluster: Cluster, constants: Constants
 ) -> Floats:
-    """Of one layer's weights over the ranks that ZeRO 3 cuts them over."""
+    """Of one layer's weights over the ranks that ZeRO 3 cuts them over, for a microbatch."""
     weights = model.count_dense_part(1) / columns.tp
     weights = weights + model.count_expert_part(1, 1) / (columns.tp * columns.ep)
     size = recipe.precision.compute_bytes * weights
@@ -301,6 +361,8 @@ def _time_gathering(
     share = (columns.shards - 1) / columns.shards
     latency = constants.collective_latency_s * np.log2(np.maximum(2.0, columns.shards))
     found = share * size / bandwidth + latency
+    if recipe.stack.gathers_once:
+        found = found / np.where(columns.pp > 1, columns.num_microbatches, 1.0)
     return np.where((columns.zero_stage >= 3) & (columns.shards > 1), found, 0.0)
 
 
@@ -318,7 +380,7 @@ def find_bandwidth(
     across = cluster.between.bytes_per_s * constants.network_ratio / groups
     is_inside = own >= degree
     inside = cluster.inside.bytes_per_s
-    return np.where(is_inside, inside, np.minimum(across, inside))
+    return constants.link_ratio * np.where(is_inside, inside, np.minimum(across, inside))
 
 
 def time_all_reduce(
@@ -338,7 +400,9 @@ def _find_layer_ratios(model: ModelShape, columns: Columns, constants: Constants
     keys = zip(columns.microbatch_size, columns.tp, strict=True)
     return np.array(
         [
-            constants.layer_ratios.get((model.hidden_size, int(size), int(tp)), 1.0)
+            constants.layer_ratios.get(
+                (model.hidden_size, model.sequence_length, int(size), int(tp)), 1.0
+            )
             for size, tp in keys
         ]
     )

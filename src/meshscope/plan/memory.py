@@ -206,8 +206,10 @@ def assemble_rank(
     weights = cut(precision.weight_bytes, from_stage=3)
     gradients = cut(precision.gradient_bytes, from_stage=2)
     unit = model.count_layer(candidate.tp, candidate.ep)
+    is_gathered = recipe.stack.gathers_once and candidate.pp > 1
     if stage >= 2 and shards > 1:
-        gradients += precision.gradient_bytes * unit
+        # Where weights are gathered once a step, gradients are cut once, too.
+        gradients += precision.gradient_bytes * (number if is_gathered else unit)
     logits_size = shape.num_tokens * ceil(model.vocab_size / candidate.tp)
     temporary = recipe.stack.logit_backward_bytes * logits_size if num_logits else 0
     width = max(model.mlp_width * model.num_mlp_widths // 2, model.query_size)
@@ -242,7 +244,8 @@ def _count_communication(
         # As many receives as may wait, and a message each way that is being sent.
         total += (MAX_RECEIVES_AHEAD + 2) * shape.stream_bytes
     if candidate.num_shards > 1 and candidate.zero_stage == 3:
-        total += 2 * recipe.precision.compute_bytes * unit
+        is_gathered = recipe.stack.gathers_once and candidate.pp > 1
+        total += recipe.precision.compute_bytes * (number if is_gathered else 2 * unit)
     elif candidate.dp * candidate.cp > 1:
         total += min(_BUCKET_BYTES, recipe.precision.gradient_bytes * number)
     return total

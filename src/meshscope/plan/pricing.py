@@ -26,6 +26,7 @@ from meshscope.plan.cluster import Cluster
 from meshscope.plan.layer_time import (
     Columns,
     LayerTimes,
+    expose,
     find_bandwidth,
     make_columns,
     time_head,
@@ -125,7 +126,7 @@ def _time_messages(job: Job, columns: Columns) -> Floats:
     across = cluster.between.bytes_per_s * job.constants.network_ratio / cluster.per_node
     inside = cluster.inside.bytes_per_s
     bandwidth = np.where(stride < cluster.per_node, inside, np.minimum(across, inside))
-    found = size / bandwidth + job.constants.p2p_latency_s
+    found = size / (bandwidth * job.constants.link_ratio) + job.constants.p2p_latency_s
     return np.where(columns.pp > 1, found, 0.0)
 
 
@@ -180,10 +181,13 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     ranges = split_layers(model.num_layers, schedule.num_stages, one.stage_sizes)
     rows = [_time_stage(job, times, layers) for layers in ranges]
     forward, inputs, weights = (np.stack([row[kind] for row in rows]) for kind in range(3))
-    forward[-1] += times.head_forward_s
+    # While the device is at the head, a host that was behind issues what follows.
+    shown = 1.0 - job.constants.head_hides_ratio * np.minimum(1.0, times.layer.host_share)
+    shown = np.ones(len(group)) if job.cluster.is_host else shown
+    forward[-1] += shown * times.head_forward_s
     # Half of the head's backward is the gradient of its weights.
-    inputs[-1] += times.head_backward_s / 2
-    weights[-1] += times.head_backward_s / 2
+    inputs[-1] += shown * times.head_backward_s / 2
+    weights[-1] += shown * times.head_backward_s / 2
     message = times.message_s
     slower = job.cluster.ranks_per_processor
     if slower > 1:
@@ -212,8 +216,9 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
             slower * part for part in time_update(job, columns, dense[rank], routed[rank])
         )
         stages = list(schedule.stages_of(rank))
-        hidden = backward[stages].sum(axis=0) if stack.overlaps_gradients else 0.0
-        exposed = np.maximum(0.0, sync - hidden)
+        exposed = sync
+        if stack.overlaps_gradients:
+            exposed = expose(sync, backward[stages].sum(axis=0), job.constants)
         ends.append((real.end_s[rank] + exposed + update, exposed, update))
     tied = _time_tied(job, columns) if schedule.num_ranks > 1 and model.tie_embeddings else 0.0
     finish = np.stack([end for end, _, _ in ends])

@@ -6,6 +6,7 @@ Bytes a parameter, before anything is cut over ranks (weights + gradients + mast
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from meshscope.errors import UsageError
 
@@ -74,6 +75,10 @@ class Stack:
     stream_element_bytes: int = 2
     keeps_turned: bool = False
     has_fused_gate: bool = True
+    is_fused: bool = True
+    """Whether what lies between products is one kernel or few, by hand or by a compiler."""
+    gathers_once: bool = False
+    """Whether ranks of a pipeline gather cut weights once a step and keep them."""
     overlaps_gradients: bool = True
     """Whether gradients are reduced while the last backward runs."""
     has_blocking_sends: bool = False
@@ -98,6 +103,19 @@ class Stack:
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     precision: str = "bf16"
 
+
+_TORCHTITAN: dict[str, Any] = {
+    "has_fused_gate": False,
+    "gathers_once": True,
+    "keeps_turned": True,
+    "sends_shards": False,
+    "selective": "half",
+    "logit_backward_bytes": 8,
+    "schedules": ("1f1b", "interleaved_1f1b", "gpipe", "looped_bfs", "zb_v"),
+    "zero_stages": (3,),
+    "recomputes": ("none", "selective", "full"),
+    "precision": "autocast",
+}
 
 STACKS: dict[str, Stack] = {
     one.name: one
@@ -126,20 +144,19 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="torchtitan",
             description="torchtitan: FSDP2, tensor parallel with sequence parallel, torch's "
-            "pipeline schedules",
-            has_fused_gate=False,
-            keeps_turned=True,
-            sends_shards=False,
-            selective="half",
-            logit_backward_bytes=8,
-            schedules=("1f1b", "interleaved_1f1b", "gpipe", "looped_bfs", "zb_v"),
-            zero_stages=(3,),
-            recomputes=("none", "selective", "full"),
-            precision="autocast",
+            "pipeline schedules; not compiled",
+            is_fused=False,
+            **_TORCHTITAN,
+        ),
+        Stack(
+            name="torchtitan-compile",
+            description="torchtitan with compile.enable: what lies between products is fused",
+            **_TORCHTITAN,
         ),
         Stack(
             name="meshscope",
             description="meshscope train",
+            is_fused=False,
             stream_element_bytes=4,
             keeps_turned=True,
             has_fused_gate=False,

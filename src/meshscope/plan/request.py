@@ -58,7 +58,7 @@ def make_request(job: Job, global_batch_size: int, **given: tuple[object, ...]) 
     return Request(global_batch_size=global_batch_size, **chosen)  # type: ignore[arg-type]
 
 
-def find_request_problems(job: Job, request: Request) -> list[str]:
+def find_request_problems(request: Request) -> list[str]:
     """Everything in a request that makes no sense."""
     from meshscope.core.schedule_builders import BUILDERS
 

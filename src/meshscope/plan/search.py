@@ -77,7 +77,7 @@ def search(
 
     `is_exhaustive` replays everything that fits, to compare with.
     """
-    problems = find_request_problems(job, request)
+    problems = find_request_problems(request)
     if problems:
         raise UsageError("; ".join(problems))
     tell = say or (lambda _: None)
@@ -90,7 +90,7 @@ def search(
     bound = bound_memory(job.model, job.recipe, table.columns, table.schedules, table.recomputes)
     fits = bound.total_bytes <= capacity
     rejected += _reject_memory(table, bound.states_bytes, bound.total_bytes, capacity)
-    least = _find_least(table, bound.total_bytes) if not fits.any() else (None, "")
+    least = _find_least(table, np.where(fits, np.inf, bound.total_bytes))
     fitting = table.take(np.flatnonzero(fits))
     lower = bound_steps(job, fitting.columns, fitting.schedules)
     tell(f"{len(lower):,} may fit and are bounded")
@@ -99,13 +99,17 @@ def search(
         job, request, fitting, lower, order, capacity, tell, is_exhaustive=is_exhaustive
     )
     if too_large:
+        leanest_bytes, leanest = min(too_large)
+        short = (leanest_bytes - capacity) / 2**30
         rejected.append(
             Rejection(
                 reason="memory: the schedule holds more than the device has",
                 count=len(too_large),
-                example=too_large[0],
+                example=f"{leanest}, {short:.1f} GiB short",
             )
         )
+        sizes = [(size, name) for size, name in (least,) if size is not None]
+        least = min([*sizes, *too_large])
     pareto = _find_pareto(job, fitting, lower, bound.total_bytes[fits], capacity, best)
     slower = len(lower) - num_replayed
     if slower:
@@ -120,8 +124,8 @@ def search(
         best=tuple(best[: request.top]),
         pareto=pareto,
         rejections=tuple(sorted(rejected, key=lambda one: -one.count)),
-        least_memory_bytes=least[0],
-        least_memory_layout=least[1],
+        least_memory_bytes=None if best else least[0],
+        least_memory_layout="" if best else least[1],
     )
 
 
@@ -163,7 +167,7 @@ def _reject_memory(
 
 
 def _find_least(table: Combinations, total: Floats) -> tuple[int | None, str]:
-    if not len(total):
+    if not np.isfinite(total).any():
         return None, ""
     index = int(total.argmin())
     return int(total[index]), table.make(index).describe()
@@ -179,10 +183,10 @@ def _replay_best(
     tell: Say,
     *,
     is_exhaustive: bool,
-) -> tuple[list[Choice], int, list[str]]:
+) -> tuple[list[Choice], int, list[tuple[int, str]]]:
     """In the order of the bounds, until no bound left is below the worst of the best."""
     best: list[Choice] = []
-    too_large: list[str] = []
+    too_large: list[tuple[int, str]] = []
     done = 0
     while done < len(order):
         worst = best[request.top - 1].price.step_s if len(best) >= request.top else np.inf
@@ -200,13 +204,15 @@ def _replay_best(
 
 def _price(
     job: Job, candidates: Sequence[Candidate], capacity: float
-) -> tuple[list[Choice], list[str]]:
+) -> tuple[list[Choice], list[tuple[int, str]]]:
+    """Those that fit, and the bytes and names of the others."""
     choices, large = [], []
     fitting = []
     for candidate in candidates:
         ranks = estimate_ranks(job.model, candidate, job.recipe)
-        if max(rank.total_bytes for rank in ranks) > capacity:
-            large.append(candidate.describe())
+        most = max(rank.total_bytes for rank in ranks)
+        if most > capacity:
+            large.append((most, candidate.describe()))
         else:
             fitting.append((candidate, ranks))
     prices = price_candidates(job, [candidate for candidate, _ in fitting])

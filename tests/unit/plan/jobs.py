@@ -12,5 +12,5 @@ def make_job(model="llama-3-8b", device="H100-80GB", num_devices=64, stack="mega
         model=find_model(model) if isinstance(model, str) else model,
         recipe=make_recipe(stack),
         cluster=make_cluster(device, num_devices, **cluster),
-        constants=find_constants(stack),
+        constants=find_constants(stack, device),
     )

@@ -10,7 +10,7 @@ from meshscope.capture.recorder import Recorder
 from meshscope.core.config.presets import PRESETS, fill_model_defaults
 from meshscope.errors import UsageError
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.from_run import fit_run, read_layout
+from meshscope.plan.from_run import fit_runs, measure_run, read_layout
 from meshscope.plan.pricing import price_candidates
 from meshscope.store.read.run import open_run
 
@@ -40,15 +40,15 @@ def test_the_layout_is_that_of_the_run(tmp_path):
 
 def test_compute_is_fitted_and_the_rest_is_said(tmp_path):
     study = record(tmp_path / "run", CONFIG)
-    job, said = fit_run(make_job("llama-3-8b", num_devices=8, stack="meshscope"), study)
+    job, said = fit_runs(make_job("llama-3-8b", num_devices=8, stack="meshscope"), [study])
     recorded = read_layout(study)
     then = type(job)(**{**_fields(job), "model": recorded.model})
     (price,) = price_candidates(then, [recorded.candidate])
-    assert price.compute_s == pytest.approx(study.step_ns / 1e9, rel=0.5)
-    assert job.constants.find_source("pace_ratio") == "fitted to the recorded run's compute"
+    assert price.compute_s == pytest.approx(measure_run(study).compute_s, rel=0.5)
+    assert job.constants.find_source("pace_ratio") == "fitted to compute of the recorded run"
     text = " ".join(said)
     assert "pace of compute" in text
-    assert "left over, not fitted" in text
+    assert "left over on dp1" in text
     assert "compute: " in text
     left = price.step_s / (study.step_ns / 1e9) - 1
     assert job.constants.interval_ratio >= abs(left) * 0.999

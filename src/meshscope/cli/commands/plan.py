@@ -45,9 +45,8 @@ _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 @click.option("--sequence", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option(
     "--stack",
-    default="megatron",
-    show_default=True,
-    help="Program that trains: megatron, megatron-2021, torchtitan or meshscope.",
+    help="Program that trains: megatron, megatron-2021, torchtitan, torchtitan-compile or "
+    "meshscope. Default: megatron, with --from meshscope.",
 )
 @click.option("--precision", help="bf16, bf16-grads, fp8, autocast or fp32.")
 @click.option("--optimizer", default="adamw", show_default=True, help="Optimizer.")
@@ -111,6 +110,7 @@ def command(context: click.Context, /, **given: Any) -> None:
     if given["fits"] is not None:
         context.exit(_answer_fits(context, given))
     study = None if given["from_run"] is None else _open_study(given["from_run"])
+    given["stack"] = given["stack"] or ("megatron" if study is None else "meshscope")
     job, fitted = _make_job(given, study)
     request = _make_request(job, given)
     found = _search(job, request, is_quiet=given["quiet"] or given["as_json"])
@@ -182,14 +182,15 @@ def _make_job(given: dict[str, Any], study: "Study | None") -> "tuple[Job, tuple
             problems.append(f"precision {made['recipe'].precision.name}: {peak.reason}")
     if problems:
         raise UsageError("; ".join(problems))
+    constants = find_constants(given["stack"], made["cluster"].device.name)
     if study is None:
-        return Job(**made, constants=find_constants(given["stack"])), ()
-    from meshscope.plan.from_run import fit_run, read_layout
+        return Job(**made, constants=constants), ()
+    from meshscope.plan.from_run import fit_runs, read_layout
 
     made.setdefault("model", read_layout(study).model)
     if given["sequence"] is not None:
         made["model"] = replace(made["model"], sequence_length=given["sequence"])
-    return fit_run(Job(**made, constants=find_constants(given["stack"])), study)
+    return fit_runs(Job(**made, constants=constants), [study])
 
 
 def _find_number_problems(given: dict[str, Any]) -> list[str]:
@@ -204,12 +205,20 @@ def _find_number_problems(given: dict[str, Any]) -> list[str]:
         problems.append(f"--price-per-hour is {given['price_per_hour']:g}, expected at least 0")
     if given["top"] < 1:
         problems.append(f"--top is {given['top']}, expected at least 1")
+    chosen = {}
     for name in ("tokens", *_LISTS):
         try:
-            _read_tokens(given["tokens"]) if name == "tokens" else _read_list(name, given[name])
+            if name == "tokens":
+                _read_tokens(given["tokens"])
+            else:
+                chosen[_LISTS[name]] = _read_list(name, given[name])
         except UsageError as error:
             problems.append(str(error))
-    return problems
+    from meshscope.plan.request import Request, find_request_problems
+
+    limits: dict[str, Any] = {"tp": (1,), "pp": (1,)}
+    limits |= {field: one for field, one in chosen.items() if one}
+    return problems + find_request_problems(Request(global_batch_size=1, **limits))
 
 
 def _find_model(text: str, sequence: int | None) -> "ModelShape":
@@ -249,15 +258,11 @@ def _read_list(flag: str, text: str | None) -> tuple[Any, ...]:
 def _make_request(job: "Job", given: dict[str, Any]) -> "Request":
     from dataclasses import replace
 
-    from meshscope.plan.request import find_request_problems, make_request
+    from meshscope.plan.request import make_request
 
     chosen = {field: _read_list(flag, given[flag]) for flag, field in _LISTS.items()}
     made = make_request(job, given["global_batch"], **chosen)
-    made = replace(made, memory_ratio=given["memory_share"], top=given["top"])
-    problems = find_request_problems(job, made)
-    if problems:
-        raise UsageError("; ".join(problems))
-    return made
+    return replace(made, memory_ratio=given["memory_share"], top=given["top"])
 
 
 def _search(job: "Job", request: "Request", *, is_quiet: bool) -> "Found":

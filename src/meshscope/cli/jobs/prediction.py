@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.errors import UsageError
 
 if TYPE_CHECKING:
     from meshscope.analyze.study import Study
@@ -76,8 +75,6 @@ def _make_device_job(
 
 
 def _fit_device(job: "Job", studies: "Sequence[Study]") -> "tuple[Job, tuple[str, ...]]":
-    from meshscope.plan.from_run import fit_run
+    from meshscope.plan.from_run import fit_runs
 
-    if len(studies) > 1:
-        raise UsageError("--predict-from: give one run; only on CPUs several are fitted together")
-    return fit_run(job, studies[0])
+    return fit_runs(job, studies)

@@ -220,6 +220,15 @@ class LayerShape:
         size = FULL_BYTES if self.tp == 1 else self.compute_bytes
         return size * self.num_tokens * ceil(self.model.vocab_size / self.tp)
 
+    @property
+    def loss_bytes(self) -> int:
+        """Made by the loss and gone after it: the logits, and where they are narrow another copy in
+        float32; on several tp ranks, which keep the logits, less."""
+        size = FULL_BYTES
+        if self.compute_bytes < FULL_BYTES:
+            size += self.compute_bytes if self.tp == 1 else FULL_BYTES
+        return size * self.num_tokens * ceil(self.model.vocab_size / self.tp)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageActivations:
@@ -248,7 +257,7 @@ def estimate_stage(
     """Of a stage of so many layers. `num_in_flight` decides how `aggressive` cuts its segments."""
     head = shape.head_bytes if is_last else 0
     logits = shape.logits_bytes if is_last else 0
-    gradient = FULL_BYTES * logits // shape.compute_bytes if shape.tp > 1 else logits
+    made_at_loss = shape.loss_bytes if is_last else 0
     split = num_layers * shape.split_bytes
     if is_last:
         size = shape.compute_bytes * shape.num_tokens * ceil(shape.model.vocab_size / shape.tp)
@@ -259,7 +268,11 @@ def estimate_stage(
         made = shape.backward_bytes + (shape.layer_bytes if is_again else 0)
         # When layers are at it, the loss and the head are done with.
         made = max(0, made - head - logits)
-        at_loss = max(gradient, _measure_head_backward(shape) - logits) if is_last else 0
+        at_loss = max(made_at_loss, _measure_head_backward(shape) - logits) if is_last else 0
+        if is_again:
+            # Nothing keeps casts for backward, but autocast does until the forward has ended.
+            casts = num_layers * shape.cast_bytes
+            made, at_loss = max(made, casts), max(at_loss, made_at_loss + casts)
         whole = StageActivations(
             kept_bytes=num_layers * layer + head,
             temporary_bytes=made if made > at_loss else 0,
@@ -279,7 +292,7 @@ def estimate_stage(
         kept_bytes=(num_segments - is_first + is_last) * shape.stream_bytes,
         temporary_bytes=window + max(half, head),
         split_bytes=split,
-        temporary_logits_bytes=(logits + gradient) // num_chunks,
+        temporary_logits_bytes=(logits + made_at_loss) // num_chunks,
     )
     return cut if strategy == "aggressive" else _offload(cut, 2 * shape.stream_bytes)
 

@@ -17,8 +17,8 @@ before; with several, most schedules are after.
 Agrees with the bytes autograd keeps within 2 % on small models (tests/unit/core). Not in it, and
 for the caller to leave room for: temporary results of single operations beyond the largest ones,
 the allocator's slack, CUDA's context (about 0.5 GiB), NCCL's buffers, the program itself (0.3 GiB
-on the host), data waiting to be used. FSDP2's and the offloading strategies' windows are taken from
-their descriptions, not measured.
+on the host), data waiting to be used. The offloading strategies' windows are taken from their
+descriptions, not measured.
 """
 
 from collections.abc import Sequence
@@ -124,8 +124,6 @@ def _estimate_rank(
     ]
     place = sizes.index(max(sizes))
     fullest, is_before = moments[place], not moments[place].done
-    # ZeRO 1 reduces in the last backward alone, so nothing is on its way before.
-    is_reducing = config.parallel.zero_stage > 1 or not is_before
     return RankEstimate(
         pp_rank=pp_rank,
         parameters_bytes=parameters,
@@ -134,7 +132,7 @@ def _estimate_rank(
         activations_bytes=fullest.activations_bytes,
         logits_bytes=fullest.logits_bytes,
         communication_bytes=_estimate_communication(
-            config, schedule, num_parameters, is_reducing=is_reducing
+            config, schedule, num_parameters, is_reducing=not is_before
         ),
         offloaded_bytes=fullest.offloaded_bytes,
     )
@@ -193,25 +191,26 @@ def _estimate_states(
         left = min(round(config.communication.bucket_mib * 2**20), whole) if is_sent else whole
         return whole, _Gradients(first_bytes=0, all_bytes=left), num_states * whole
     cut = ceil(whole / parallel.dp)
-    largest = FULL_BYTES * max(
-        _find_largest_group(config, counts[stage], len(ranges[stage])) for stage in stages
-    )
+    groups = [_split_groups(config, counts[stage], len(ranges[stage])) for stage in stages]
+    largest = FULL_BYTES * max(max(one) for one in groups)
+    # What is outside of layers stays until its backward; beside it the layer that is at work.
+    at_once = FULL_BYTES * (sum(outside for _, outside in groups) + max(groups)[0])
+    gathered = at_once if parallel.zero_stage == 3 else whole
     gathered_bytes = _COMPUTE_BYTES[config.precision.compute]
-    gathered = 2 * largest if parallel.zero_stage == 3 else whole
     gradients = _Gradients(
-        first_bytes=largest if parallel.zero_stage > 1 else 0,
+        first_bytes=0,
         all_bytes=whole + cut if parallel.zero_stage == 1 else cut + largest,
     )
     return cut + gathered * gathered_bytes // FULL_BYTES, gradients, num_states * cut
 
 
-def _find_largest_group(config: TrainConfig, num_parameters: int, num_layers: int) -> int:
+def _split_groups(config: TrainConfig, num_parameters: int, num_layers: int) -> tuple[int, int]:
     """FSDP2 gathers a layer, or all of a stage that is outside of layers, at once."""
     model = config.model
     if isinstance(model, TimedModelConfig):
-        return num_parameters
+        return num_parameters, 0
     layer = ceil(model.num_layer_parameters / config.parallel.tp)
-    return max(layer, num_parameters - num_layers * layer)
+    return layer, max(0, num_parameters - num_layers * layer)
 
 
 def _estimate_activations(
@@ -240,6 +239,8 @@ def _estimate_activations(
         tp=config.parallel.tp,
         sequence_parallel=config.parallel.sequence_parallel,
         has_fused_norm=device_type != "cpu",
+        # FSDP2 gathers weights in the dtype to compute in: there is nothing left to cast.
+        casts_weights=not is_own_cast,
     )
     last, num_in_flight = schedule.num_stages - 1, count_in_flight(schedule, pp_rank)
     held = {
@@ -253,10 +254,8 @@ def _estimate_activations(
         )
         for stage in schedule.stages_of(pp_rank)
     }
-    casts = {stage: len(ranges[stage]) * shape.cast_bytes if is_own_cast else 0 for stage in held}
     row = schedule.actions[pp_rank]
-    # FSDP2 gathers weights in the dtype to compute in: there is nothing left to cast.
-    kept = {s: max(0, one.kept_bytes - casts[s]) for s, one in held.items()}
+    kept = {stage: one.kept_bytes for stage, one in held.items()}
     logits = {stage: one.logits_bytes for stage, one in held.items()}
     offloaded = find_peak_bytes(row, {stage: one.offloaded_bytes for stage, one in held.items()})
     made = max(one.temporary_bytes for one in held.values())

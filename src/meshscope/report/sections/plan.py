@@ -63,7 +63,8 @@ def _show_head(answer: PlanAnswer) -> Section:
         least = answer.least_memory_bytes
         shown = "" if least is None else (
             f": the leanest, {answer.least_memory_layout}, needs at least {form.memory(least)}, a "
-            f"device has {form.memory(answer.memory_bytes)}"
+            f"device has {form.memory(answer.memory_bytes)}, less what --memory-share leaves; use "
+            "more devices or larger ones, or fewer bytes for each weight (--precision, --optimizer)"
         )  # fmt: skip
         head = f"No layout fits{shown}."
     return Section(
