@@ -3,6 +3,7 @@ import { isKnown, reasonOf } from "../data/known";
 import type { Link } from "../data/page";
 import { Card } from "../parts/card";
 import { Severity, severityRank } from "../parts/icons";
+import { Words } from "../parts/words";
 import { chosenFinding, reveal, showEvidence } from "../state/findings";
 import { go, state } from "../state/fragment";
 import type { Run, ShownFinding } from "../state/run";
@@ -43,7 +44,7 @@ export function Findings({ run, span }: { run: Run; span: readonly [number, numb
           <div class="cost"><span class="dim">the job makes no more steps</span></div>
         </article>
       )}
-      {isHang && roots.length > 0 && <p class="note">What its steps cost while it still moved:</p>}
+      {isHang && roots.length > 0 && <p class="note">What else was found:</p>}
       {roots.length === 0
         ? isHang ? null : <p class="dim">{isKnown(diagnosis) ? (lamp ? "No finding answers this question." : "No rule found anything.") : cleanText(reasonOf(diagnosis, "the diagnosis did not run"))}</p>
         : <div class="findings">{roots.map((one) => <FindingCard key={one.id} run={run} one={one} all={shown} largest={largest} />)}</div>}
@@ -62,7 +63,7 @@ function FindingCard({ run, one, all, largest }: { run: Run; one: ShownFinding; 
       <Severity word={one.severity} />
       <div class="middle">
         <h3>{sentence(one.title)}</h3>
-        {isOpen && <p>{cleanText(one.change)}</p>}
+        {isOpen && <p><Words text={one.change} /></p>}
         {isOpen && chips.length > 0 && (
           <p class="note">{chips.map((evidence, i) => <span key={i}>{i > 0 && " · "}{cleanText(evidence.name)} <b>{withUnit(evidence.value, evidence.unit)}</b></span>)}</p>
         )}

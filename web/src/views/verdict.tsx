@@ -3,6 +3,7 @@ import { isKnown, reasonOf } from "../data/known";
 import type { Lamp } from "../data/page";
 import { StateIcon } from "../parts/icons";
 import { hover } from "../parts/tip";
+import { Words } from "../parts/words";
 import { reveal, showEvidence } from "../state/findings";
 import { go, state } from "../state/fragment";
 import type { Run, ShownFinding } from "../state/run";
@@ -23,7 +24,7 @@ export function Verdict({ run }: { run: Run }) {
       <div class="words">
         <h2>{sentence(verdict.title)}{/[.!?]$/.test(verdict.title.trim()) ? "" : "."}</h2>
         {verdict.text && <p>{cleanText(verdict.text)}</p>}
-        {(hang?.is_stuck ? hang.advice : finding?.change) && <p class="todo"><b>What to do:</b> {cleanText(hang?.is_stuck ? hang.advice : finding!.change)}</p>}
+        {(hang?.is_stuck ? hang.advice : finding?.change) && <p class="todo"><b>What to do:</b> <Words text={hang?.is_stuck ? hang.advice : finding!.change} /></p>}
         {hang?.is_stuck && (
           <div class="row">
             <button type="button" class="main" onClick={() => { go({ v: "waits" }); reveal("waits"); }}>Who waits for whom</button>
