@@ -27,14 +27,14 @@ def name_findings(glance: Glance, width: int) -> Text:
 
 
 def tell_first(glance: Glance, width: int, num_rows: int) -> list[Text]:
-    """What to do and since when, below a line of space, as far as rows are left."""
+    """What to do and since when, below a line of space, where there are rows for it."""
     lines = wrap_text(f"What to do: {glance.change}", width) if glance.change else []
     if glance.findings and glance.change == form.clean_text(glance.findings[0].change, 300):
         first = glance.findings[0]
         lines += wrap_text(f"{capitalize(describe_onset(first))}.", width)
         what = wrap_text(capitalize(form.clean_text(first.summary, 600)), width)
         lines = [*what, *lines] if len(what) + len(lines) < num_rows else lines
-    return [Text(), *map(Text, lines)][:num_rows] if lines and num_rows > 1 else []
+    return [Text(), *map(Text, lines)] if 0 < len(lines) < num_rows else []
 
 
 def list_findings(glance: Glance, num_rows: int) -> list[Text]:
