@@ -134,7 +134,7 @@ def _say_fast(report: Report) -> tuple[str, str]:
     notes += [] if tokens is None else [f"{form.count(round(tokens.tokens_per_s))} tokens/s"]
     budget = known(study.budget)
     mfu = None if budget is None else known(budget.mfu)
-    notes.append("MFU not known" if mfu is None else f"MFU {form.ratio(mfu.ratio)}")
+    notes.append("MFU n/a" if mfu is None else f"MFU {form.ratio(mfu.ratio)}")
     return f"{form.duration(step_ns)}/step", " · ".join(notes)
 
 
