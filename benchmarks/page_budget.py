@@ -103,7 +103,7 @@ class Watched:
         self.page.goto(path.resolve().as_uri())
         self.page.wait_for_selector("#verdict", timeout=60_000)
         self.client = self.context.new_cdp_session(self.page)
-        self.client.send("Performance.enable")
+        self.client.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def first_paint_ms(self) -> float:
         script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1"

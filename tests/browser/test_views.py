@@ -91,7 +91,7 @@ def test_a_diverging_run_says_since_when(pages, opened):
 def test_a_nan_names_the_rank_it_came_from(pages, opened):
     page = opened(pages / "diverged.html")
     assert "by rank 1" in text_of(page, "#verdict h2")
-    assert "Who: rank 1 (dp1). Since: step 8." in text_of(page, "#verdict")
+    assert "Rank 1 (dp1), since step 8 (" in text_of(page, "#verdict")
     assert "loss NaN" in text_of(page, 'button.lamp[data-lamp="learn"]')
 
 

@@ -84,6 +84,33 @@ class StepLoss:
     """0 in steps that are as usual."""
 
 
+class Course(StrEnum):
+    """How a cause is spread over the analysed steps."""
+
+    ALWAYS = "always"
+    """There in the first of them already, and since."""
+    SINCE = "since"
+    """From a later step on, or for a while."""
+    AT_TIMES = "at times"
+    """In some steps, with others between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """Since when a cause is there."""
+
+    step: int
+    """The first step with it; of `always` the first that was analysed."""
+    start_unix_ns: int | Unavailable
+    """When that step began, by the clock of its rank's host."""
+    course: Course
+    is_over: bool = False
+    """Whether the last analysed step is without it."""
+
+
+NOT_DATED = Unavailable("it is judged over all steps together, not step by step")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One cause, found by one rule."""
@@ -100,6 +127,8 @@ class Finding:
     first_step: int | None = None
     """First and last step with the cause; None: all analysed steps."""
     last_step: int | None = None
+    onset: Onset | Unavailable = field(default=NOT_DATED, compare=False, repr=False)
+    """Set by the runner, from `first_step` or from what the edit removes of each step."""
     evidence: tuple[Evidence, ...] = ()
     confidence: Confidence = MEASURED
     change: str

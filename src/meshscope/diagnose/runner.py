@@ -28,6 +28,7 @@ from meshscope.diagnose.finding import (
     check_finding,
 )
 from meshscope.diagnose.ledger_prices import UNNAMED_CODE, settle_findings
+from meshscope.diagnose.onsets import date_findings
 from meshscope.diagnose.pricing import Scale
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
@@ -117,7 +118,7 @@ def diagnose(
     explained = explain_findings(sorted(found, key=_order), context, rules)
     # What another finding explains needs no second one without a cause.
     explained = [one for one in explained if one.code != UNNAMED_CODE or not one.explained_by]
-    explained = _explain_deaths(explained)
+    explained = date_findings(_explain_deaths(explained), context)
     return Diagnosis(
         findings=tuple(sorted(explained, key=_order)),
         names={code: rules[code].name for code in sorted(rules)},

@@ -102,7 +102,7 @@ class Hang:
     """False if a named rank may itself be held up, or if a transfer may be over."""
     operation: StuckOperation | None
     age_ns: int | None
-    """How long the first rank has waited."""
+    """How long the first rank has waited; None where all have ended, as nobody saw when."""
     waiting: tuple[Wait, ...]
     """Ranks in an operation with a culprit."""
     cascade: tuple[Wait, ...]
@@ -122,6 +122,15 @@ class Hang:
     """A waiting rank and its stack."""
     waiting_flight: tuple[GroupRecord, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no recorded rank is left: what is said is how they ended."""
+        return _has_ended(self.states)
+
+
+def _has_ended(states: Mapping[int, RankState]) -> bool:
+    return all(state.has_ended for state in states.values() if state.directory is not None)
 
 
 def diagnose_hang(
@@ -160,6 +169,7 @@ def _make_hang(facts: Facts, found: Judgement, layout: Layout | Unavailable) -> 
         and not culprits & {*cause.ranks, *(r for w in cause.direct for r in w.missing)}
     ]
     ages = [held.waited_ns for held in waiting if not held.is_over]
+    age_ns = found.age_ns if found.age_ns is not None else max(ages, default=None)
     return Hang(
         kind=found.kind,
         is_stuck=found.is_stuck,
@@ -169,7 +179,7 @@ def _make_hang(facts: Facts, found: Judgement, layout: Layout | Unavailable) -> 
         ),
         is_certain=found.is_certain,
         operation=_describe_operation(facts, meeting, layout) if meeting is not None else None,
-        age_ns=found.age_ns if found.age_ns is not None else max(ages, default=None),
+        age_ns=None if _has_ended(states) else age_ns,
         waiting=waiting,
         cascade=cascade,
         first_error=first_failure(facts) if facts.failures else None,

@@ -39,6 +39,7 @@ def describe_state(attempt: Attempt, hang: Hang | None) -> RunState:
     note = f"{len(ended)} of {max(num_ranks, world)} ranks finished"
     if hang is not None and hang.is_stuck:
         age = "" if hang.age_ns is None else f" for {form.duration(hang.age_ns)}"
+        age = " until it ended" if hang.has_ended else age
         return RunState(kind=StateKind.STUCK, text=f"Stuck{age}", note=make_sentence(hang))
     if raised:
         rank, text = next(

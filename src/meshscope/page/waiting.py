@@ -24,7 +24,7 @@ class WaitingRank:
     operation: str
     """`all_reduce #308 of the tp group`; empty where it is in none."""
     waited_ns: int | None
-    """Null where it waits for nobody."""
+    """Null where it waits for nobody, and where its end was not seen."""
     waits_for: tuple[int, ...]
     """All ranks that its operation misses."""
     is_certain: bool
@@ -79,7 +79,7 @@ def _describe(
         label=describe_position(hang, rank),
         host="" if state is None else state.host,
         operation="" if wait is None else name_operation(wait.operation),
-        waited_ns=None if wait is None else wait.waited_ns,
+        waited_ns=None if wait is None or hang.has_ended else wait.waited_ns,
         waits_for=() if wait is None else wait.missing,
         is_certain=wait is None or wait.is_certain,
         is_culprit=is_culprit,

@@ -112,6 +112,7 @@ def _texts(values: Sequence[object]) -> _Array:
 
 def _list_findings(study: Study, find: _Find) -> _Columns:
     findings = find()
+    onsets = [known(one.onset) for one in findings]
     gains = [None if isinstance(one.gain, Unavailable) else one.gain for one in findings]
     return {
         "code": _texts([one.code for one in findings]),
@@ -122,6 +123,11 @@ def _list_findings(study: Study, find: _Find) -> _Columns:
         "ranks": _texts([",".join(map(str, one.ranks)) for one in findings]),
         "first_step": _numbers([one.first_step for one in findings]),
         "last_step": _numbers([one.last_step for one in findings]),
+        "onset_step": _numbers([None if one is None else one.step for one in onsets]),
+        "onset_unix_ns": _numbers(
+            [None if one is None else known(one.start_unix_ns) for one in onsets]
+        ),
+        "course": _texts([None if one is None else str(one.course) for one in onsets]),
         "saved_ns": _numbers([None if one is None else one.saved_ns for one in gains]),
         "step_ns": _numbers([None if one is None else one.step_ns for one in gains]),
         "not_priced": _texts(

@@ -136,7 +136,10 @@ def take_glance(report: Report, state: RunState, metric: str) -> Glance:
         change=form.clean_text(_say_change(report, first), 300),
         lamps=lamps,
         layout=form.describe_degrees(report.layout.degrees),
-        places={one.rank: known(one.label) or "" for one in study.ranks},
+        places={
+            one.rank: form.position(known(one.label) or "", report.layout.degrees)
+            for one in study.ranks
+        },
         hosts={one.rank: form.clean_text(known(one.host) or "", 40) for one in study.ranks},
         step_ns=known(study.step_ns),
         tokens_per_s=None if isinstance(study.tokens, Unavailable) else study.tokens.tokens_per_s,
@@ -215,7 +218,7 @@ def _describe_late(report: Report) -> str:
     if not late:
         return ""
     worst = max(late, key=lambda one: one.cost_ns)
-    counts = f"{form.count(worst.num_last)} of {form.count(worst.num_operations)}"
+    counts = f"{form.count(worst.num_last)}/{form.count(worst.num_operations)}"
     return f"late: rank {worst.rank}, {form.clean_text(worst.axis, 12)}, {counts}"
 
 

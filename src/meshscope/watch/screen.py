@@ -1,6 +1,7 @@
 """The screen of a run: lines of text for a terminal of a given size.
 
-80 × 24    state, verdict, lamps, step times, budget, ranks that stand out, axes, findings
+80 × 24    state, verdict, lamps, step times, budget, ranks that stand out, axes, findings; what to
+           do and since when where lines are left
 120 × 40   and what to change, loss, up to 16 ranks, the budget's lines by axis, memory, a step of
            the pipeline
 """
@@ -19,7 +20,13 @@ from meshscope.page.run_state import StateKind
 from meshscope.report import format as form
 from meshscope.watch import marks, plain
 from meshscope.watch.axes_table import count_table_rows, draw_axes, draw_lines
-from meshscope.watch.findings_list import list_findings, list_in_full, name_findings, wrap_text
+from meshscope.watch.findings_list import (
+    list_findings,
+    list_in_full,
+    name_findings,
+    tell_first,
+    wrap_text,
+)
 from meshscope.watch.glance import Glance, order_ranks
 from meshscope.watch.watched import Watched
 
@@ -177,7 +184,8 @@ def _draw_run(watched: Watched, view: View, width: int, height: int) -> list[Tex
         lines += _draw_lanes(glance, width, rest)
         lines += list_findings(glance, height - len(lines) - 1)
     else:
-        lines.append(name_findings(glance))
+        lines.append(name_findings(glance, width))
+        lines += tell_first(glance, width, height - len(lines) + 1)
     return lines
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,23 @@ def test_random_lengths_leave_holes_that_come_to_an_end(tmp_path):
         for draw in range(20)
     ]
     assert sum(state.is_hollowing(0) for state in found) == 0
+
+
+def test_the_parts_of_a_peak_sum_to_it_and_say_when_they_came(tmp_path):
+    memory = analyze(tmp_path / "run", num_ranks=2, num_steps=20, rss=leak_on(1, noise_mb=0))
+    grown = memory.ranks[1]
+    assert grown.parts_bytes == {
+        "parameters": 0,
+        "other_at_start": 300 * MB,
+        "added_later": 5 * 19 * MB,
+        "within_steps": 0,
+    }
+    assert sum(grown.parts_bytes.values()) == grown.peak_bytes
+
+
+def test_counted_parameters_are_a_part_of_what_was_there_at_first(tmp_path):
+    memory = analyze(tmp_path / "run", num_steps=20, rss=leak_on(None, noise_mb=0))
+    counted = replace(memory.ranks[0], parameter_bytes=100 * MB, peak_bytes=350 * MB)
+    assert counted.parts_bytes["parameters"] == 100 * MB
+    assert counted.parts_bytes["other_at_start"] == 200 * MB
+    assert counted.parts_bytes["within_steps"] == 50 * MB

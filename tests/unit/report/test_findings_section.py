@@ -10,15 +10,17 @@ from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import (
     Confidence,
     ConfidenceLevel,
+    Course,
     Estimate,
     Evidence,
     Finding,
+    Onset,
 )
 from meshscope.diagnose.pricing import Scale
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.report.run.report import Report
 from meshscope.report.screen import Screen
-from meshscope.report.sections.run.findings import describe_worst
+from meshscope.report.sections.run.findings import describe_onset, describe_worst
 from meshscope.simulate.what_if import Fidelity, Gain
 from report_builders import document_of, render_report, report_of
 from screens import find_widest
@@ -33,7 +35,7 @@ SLOW_RANK = Finding(
     summary="rank 5 works 62.0 ms in forward, its peers 31.0 ms.",
     ranks=(5,),
     first_step=1,
-    last_step=59,
+    onset=Onset(step=1, start_unix_ns=1_763_200_000 * 10**9, course=Course.ALWAYS),
     evidence=(
         Evidence(name="work of rank 5 in forward", value=62.0 * MS, unit="ns"),
         Evidence(name="above its peers", value=1.0, unit="ratio"),
@@ -202,3 +204,22 @@ def test_many_findings_are_cut_and_counted(run_dir):
     assert text.count("high  HE002") == 6
     assert "and 3 more findings (see --json)" in text
     assert "and 3 more findings of low severity (see --json)" in text
+
+
+@pytest.mark.parametrize(
+    ("course", "steps", "is_over", "text"),
+    [
+        (Course.ALWAYS, (None, None), False, "since the first analysed step, 7"),
+        (Course.SINCE, (7, None), False, "since step 7"),
+        (Course.SINCE, (7, 12), True, "from step 7 to 12"),
+        (Course.SINCE, (7, 59), False, "since step 7"),
+        (Course.SINCE, (7, 7), False, "in step 7"),
+        (Course.AT_TIMES, (7, 30), True, "at times, first in step 7"),
+    ],
+)
+def test_since_when_reads_as_a_sentence(course, steps, is_over, text):
+    unseen = Unavailable("not recorded")
+    onset = Onset(step=7, start_unix_ns=unseen, course=course, is_over=is_over)
+    found = replace(SLOW_RANK, first_step=steps[0], last_step=steps[1], onset=onset)
+    assert describe_onset(found) == text
+    assert "not known: because" in describe_onset(replace(found, onset=Unavailable("because")))

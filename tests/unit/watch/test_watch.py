@@ -1,6 +1,7 @@
 """The screen of a run, drawn headless on runs with known content."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.page.heat.cells import METRICS
 from meshscope.watch.app import WatchApp
+from meshscope.watch.findings_list import name_findings
 from meshscope.watch.screen import View, draw_screen
 from meshscope.watch.watched import Watched
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
@@ -66,6 +68,21 @@ def test_the_screen_answers_what_and_who(slow, size):
     table = "dp" if size == SIZES[0] else "exposed wait"
     assert any(line.startswith(table) and "ms" in line for line in lines)
     assert lines[-1].startswith("q quit")
+
+
+def test_lines_that_are_left_say_what_to_do_and_since_when(slow):
+    text = "\n".join(draw(slow))
+    assert "\nWhat to do: Look at the rank's host" in text
+    assert "\nSince the first analysed step, 1 (" in text
+    assert "   2 dp2 " in text  # the layout has no other axis
+    assert not any(line.startswith("What to do") for line in draw(slow, (80, 13)))
+
+
+def test_findings_that_do_not_fit_are_counted(slow):
+    glance = replace(slow.glance, findings=slow.glance.findings[:1] * 20)
+    line = name_findings(glance, 80).plain
+    assert line.count("ST001") + int(line.rpartition("+")[2].split()[0]) == 20
+    assert len(line) <= 80
 
 
 def test_a_wide_screen_has_what_to_change_and_lanes(tmp_path):

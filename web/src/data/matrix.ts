@@ -130,8 +130,25 @@ export function columnsOf(matrix: Matrix, steps: readonly [number, number] | nul
   return [columnOf(matrix, Math.max(first, steps[0])), columnOf(matrix, Math.min(last, steps[1]))];
 }
 
-/** Mean of a row over columns; NaN where nothing is known. A column counts by its steps. */
+interface Means {
+  readonly from: number;
+  readonly to: number;
+  readonly rows: Map<number, number>;
+}
+
+const meansOf = new WeakMap<Matrix, Means>();
+
+/** Mean of a row over columns; NaN where nothing is known. A column counts by its steps. Several
+ * views ask for the same columns of a selection: those asked for last are kept. */
 export function rowMean(matrix: Matrix, row: number, from: number, to: number): number {
+  let kept = meansOf.get(matrix);
+  if (kept?.from !== from || kept.to !== to) meansOf.set(matrix, (kept = { from, to, rows: new Map() }));
+  let mean = kept.rows.get(row);
+  if (mean === undefined) kept.rows.set(row, (mean = measureMean(matrix, row, from, to)));
+  return mean;
+}
+
+function measureMean(matrix: Matrix, row: number, from: number, to: number): number {
   let [sum, weight] = [0, 0];
   const start = row * matrix.numColumns;
   for (let c = from; c <= to; c++) {
@@ -144,18 +161,21 @@ export function rowMean(matrix: Matrix, row: number, from: number, to: number): 
   return weight ? sum / weight : Number.NaN;
 }
 
-/** Mean of the largest 6 % of a row's cells: how much a rank stands out in its worst steps. */
-export function rowWorst(matrix: Matrix, row: number, from: number, to: number): number {
-  const start = row * matrix.numColumns;
-  const found: number[] = [];
-  for (let c = from; c <= to; c++) {
-    const value = matrix.values[matrix.largest[start + c]!]!;
-    if (!Number.isNaN(value)) found.push(value);
-  }
-  if (!found.length) return Number.NaN;
-  found.sort((a, b) => b - a);
-  const kept = found.slice(0, Math.max(1, Math.ceil(0.06 * found.length)));
-  return kept.reduce((a, b) => a + b, 0) / kept.length;
+const worstOf = new WeakMap<Matrix, Float64Array>();
+
+/** By row the mean of the largest 6 % of its cells: how much a rank stands out in its worst steps. */
+export function worstRows(matrix: Matrix): Float64Array {
+  let worst = worstOf.get(matrix);
+  if (!worst) worstOf.set(matrix, (worst = Float64Array.from({ length: matrix.numRows }, (_, row) => measureWorst(matrix, row))));
+  return worst;
+}
+
+function measureWorst({ largest, values, numColumns }: Matrix, row: number): number {
+  // Codes are in the order of their values.
+  const codes = largest.subarray(row * numColumns, (row + 1) * numColumns).filter((code) => code < LEFT_OUT).sort();
+  if (!codes.length) return Number.NaN;
+  const kept = codes.subarray(codes.length - Math.max(1, Math.ceil(0.06 * codes.length)));
+  return kept.reduce((sum, code) => sum + values[code]!, 0) / kept.length;
 }
 
 const MAX_LIVE_COLUMNS = 6000;

@@ -33,6 +33,7 @@ export interface Finding {
   readonly ranks: readonly RankRange[];
   readonly first_step: number | null;
   readonly last_step: number | null;
+  readonly onset?: Known<{ readonly step: number; readonly start_unix_ns: Known<number>; readonly course: "always" | "since" | "at times"; readonly is_over?: boolean }>;
   readonly evidence: readonly Evidence[];
   readonly confidence: { readonly level: string; readonly text: string; readonly p_value: Known<number> };
   readonly change: string;
@@ -236,6 +237,9 @@ export interface MemoryRank {
   readonly place: string;
   readonly host: string;
   readonly peak_bytes: Known<number>;
+  readonly peak_step?: number;
+  readonly first_step?: number;
+  readonly parts_bytes?: Readonly<Record<"parameters" | "other_at_start" | "added_later" | "within_steps", number>>;
   readonly limit_bytes: Known<number>;
 }
 

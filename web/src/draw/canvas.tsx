@@ -45,6 +45,7 @@ export function Canvas(props: CanvasProps) {
   const host = useRef<HTMLDivElement>(null);
   const base = useRef<HTMLCanvasElement>(null);
   const over = useRef<HTMLCanvasElement>(null);
+  const outline = useRef<HTMLDivElement>(null);
   const width = useSignal(0);
   const latest = useRef(props);
   latest.current = props;
@@ -69,23 +70,32 @@ export function Canvas(props: CanvasProps) {
     if (ctx) latest.current.draw({ ctx, width: w, height: props.height, theme: shown });
     // Read by benchmarks/page_budget.py.
     host.current!.dataset["drawMs"] = (performance.now() - begin).toFixed(2);
-    if (over.current) prepare(over.current, w, props.height);
+    mark(null);
   }));
 
-  const show = (x: number, y: number): Spot | null => {
-    const { spot, height } = latest.current;
-    const found = spot?.(x, y, width.peek()) ?? null;
-    const ctx = over.current && prepare(over.current, width.peek(), height);
-    if (ctx && found) {
-      const frame: Frame = { ctx, width: width.peek(), height, theme: theme.peek() };
-      found.overlay?.(frame);
-      if (found.box) {
-        const [bx, by, bw, bh] = found.box;
-        ctx.strokeStyle = frame.theme.colours.ink;
-        ctx.lineWidth = 1.5;
-        ctx.strokeRect(bx - 0.5, by - 0.5, Math.max(2, bw + 1), Math.max(2, bh + 1));
-      }
+  // What the pointer is over costs no pixel of the picture: the outline is an element of its own, and
+  // the second canvas is touched only by what draws on it.
+  const isDrawnOver = useRef(false);
+  const mark = (found: Spot | null): void => {
+    const { height } = latest.current;
+    if (over.current && (isDrawnOver.current || found?.overlay)) {
+      const ctx = prepare(over.current, width.peek(), height);
+      isDrawnOver.current = Boolean(found?.overlay);
+      if (ctx) found?.overlay?.({ ctx, width: width.peek(), height, theme: theme.peek() });
     }
+    const style = outline.current?.style;
+    if (!style) return;
+    style.visibility = found?.box ? "visible" : "hidden";
+    if (!found?.box) return;
+    const [x, y, w, h] = found.box;
+    style.transform = `translate(${x - 1}px,${y - 1}px)`;
+    style.width = `${Math.max(2, w + 2)}px`;
+    style.height = `${Math.max(2, h + 2)}px`;
+  };
+
+  const show = (x: number, y: number): Spot | null => {
+    const found = latest.current.spot?.(x, y, width.peek()) ?? null;
+    mark(found);
     return found;
   };
 
@@ -110,7 +120,7 @@ export function Canvas(props: CanvasProps) {
   };
   const leave = (): void => {
     tip.value = null;
-    if (over.current) prepare(over.current, width.peek(), latest.current.height);
+    mark(null);
   };
   const down = (event: PointerEvent): void => {
     if (event.button !== 0) return;
@@ -170,6 +180,7 @@ export function Canvas(props: CanvasProps) {
     >
       <canvas ref={base} role="img" aria-label={props.label} />
       <canvas ref={over} class="over" aria-hidden="true" />
+      <div ref={outline} class="outline" aria-hidden="true" />
       <span class="sr" role="status" aria-live="polite">{said}</span>
     </div>
   );

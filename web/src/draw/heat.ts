@@ -53,22 +53,51 @@ export interface Plot {
   readonly at: (step: number) => number;
 }
 
-let scratch: HTMLCanvasElement | null = null;
+interface Painted {
+  readonly matrix: Matrix;
+  readonly ranks: readonly number[];
+  readonly colours: Uint32Array;
+  readonly first: Int32Array;
+  readonly last: Int32Array;
+  readonly canvas: HTMLCanvasElement;
+}
+
+const NUM_PAINTED = 3;
+/** What was painted last: a selection draws the same cells again. */
+let painted: readonly Painted[] = [];
+
+function isSame(a: ArrayLike<number>, b: ArrayLike<number>): boolean {
+  if (a.length !== b.length) return false;
+  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
+  return true;
+}
 
 /** Draws ranks, top to bottom, each row of equal height. */
 export function paintCells(ctx: CanvasRenderingContext2D, matrix: Matrix, ranks: readonly number[], plot: Plot, colours: Uint32Array): void {
   const scale = ctx.getTransform().a;
   const width = Math.max(1, Math.round(plot.width * scale));
   const height = Math.max(1, Math.min(ranks.length, Math.round(plot.height * scale)));
-  scratch ??= document.createElement("canvas");
-  scratch.width = width;
-  scratch.height = height;
-  const inner = scratch.getContext("2d");
+  const { first, last } = mapColumns(matrix, plot, width);
+  let kept = painted.find((one) => one.matrix === matrix && one.colours === colours && one.canvas.width === width && one.canvas.height === height
+    && isSame(one.ranks, ranks) && isSame(one.first, first) && isSame(one.last, last));
+  if (!kept) {
+    kept = { matrix, ranks, colours, first, last, canvas: document.createElement("canvas") };
+    kept.canvas.width = width;
+    kept.canvas.height = height;
+    paintPixels(kept);
+    painted = [kept, ...painted.slice(0, NUM_PAINTED - 1)];
+  }
+  ctx.imageSmoothingEnabled = false;
+  ctx.drawImage(kept.canvas, 0, 0, width, height, plot.x, plot.y, plot.width, plot.height);
+}
+
+function paintPixels({ matrix, ranks, colours, first, last, canvas }: Painted): void {
+  const { width, height } = canvas;
+  const inner = canvas.getContext("2d");
   if (!inner) return;
   const image = inner.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   const best = new Int32Array(width);
-  const { first, last } = mapColumns(matrix, plot, width);
   const { largest, numColumns } = matrix;
   for (let line = 0; line < height; line++) {
     best.fill(-1);
@@ -87,8 +116,6 @@ export function paintCells(ctx: CanvasRenderingContext2D, matrix: Matrix, ranks:
     for (let px = 0; px < width; px++) pixels[at + px] = best[px]! < 0 ? 0 : colours[best[px]!]!;
   }
   inner.putImageData(image, 0, 0);
-  ctx.imageSmoothingEnabled = false;
-  ctx.drawImage(scratch, 0, 0, width, height, plot.x, plot.y, plot.width, plot.height);
 }
 
 /** First and last pixel of each column: a column has one at least, so that none is lost. */

@@ -20,8 +20,7 @@ export function TipLayer() {
     const { width, height } = element.getBoundingClientRect();
     const x = shown.x + 14 + width > innerWidth - 6 ? shown.x - 14 - width : shown.x + 14;
     const y = shown.y + 16 + height > innerHeight - 6 ? shown.y - 12 - height : shown.y + 16;
-    element.style.left = `${Math.max(6, x)}px`;
-    element.style.top = `${Math.max(6, y)}px`;
+    element.style.transform = `translate(${Math.round(Math.max(6, x))}px,${Math.round(Math.max(6, y))}px)`;
   });
   return shown ? <div class="tip" ref={box} aria-hidden="true">{shown.content}</div> : null;
 }

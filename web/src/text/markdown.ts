@@ -3,6 +3,7 @@ import type { Hang } from "../data/hang";
 import { isKnown, reasonOf } from "../data/known";
 import type { Run, ShownFinding } from "../state/run";
 import { cleanText, nameRanks, sentence } from "./names";
+import { sayOnset } from "./since";
 import { duration, moment, ratio, withUnit } from "./units";
 
 function escape(text: unknown): string {
@@ -17,10 +18,7 @@ function factsOf(run: Run): string {
 }
 
 export function markdownOf(run: Run, finding: ShownFinding): string {
-  const where = [
-    finding.rankList.length ? nameRanks(finding.rankList) : "all ranks",
-    finding.first_step === null ? "all steps" : `steps ${finding.first_step}–${finding.last_step ?? "end"}`,
-  ].join(", ");
+  const where = `${finding.rankList.length ? nameRanks(finding.rankList) : "all ranks"}, ${sayOnset(finding)}`;
   const saves = isKnown(finding.saved_ns)
     ? `${duration(finding.saved_ns)} a step${isKnown(finding.saved_ratio) ? ` (${ratio(finding.saved_ratio)})` : ""}, ${escape(isKnown(finding.price_basis) ? finding.price_basis : "")}`
     : `not priced: ${escape(reasonOf(finding.saved_ns))}`;

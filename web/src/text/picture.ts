@@ -17,7 +17,7 @@ export async function renderPicture(card: HTMLElement, caption: string): Promise
   const { width, height } = card.getBoundingClientRect();
   const copy = card.cloneNode(true) as HTMLElement;
   copyCanvases(card, copy);
-  for (const gone of copy.querySelectorAll(".tools, .sr, .over")) gone.remove();
+  for (const gone of copy.querySelectorAll(".tools, .sr, .over, .outline")) gone.remove();
   for (const old of copy.querySelectorAll("select")) old.remove();
   copy.style.width = `${width}px`;
   copy.style.border = "0";

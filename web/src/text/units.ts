@@ -81,10 +81,11 @@ export function brief(value: number): string {
   return value !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(1) : `${Number(value.toPrecision(3))}`;
 }
 
-export function moment(unixNs: number): string {
+/** To the minute; with 19 characters to the second. */
+export function moment(unixNs: number, length = 16): string {
   const date = new Date(unixNs / 1e6);
   if (Number.isNaN(date.getTime())) return "";
-  return `${date.toISOString().slice(0, 16).replace("T", " ")} UTC`;
+  return `${date.toISOString().slice(0, length).replace("T", " ")} UTC`;
 }
 
 /** By the unit that evidence, metrics and axes carry. */

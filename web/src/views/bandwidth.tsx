@@ -68,7 +68,7 @@ function Plot({ lines, kinds, sizes, speeds }: { lines: readonly Line[]; kinds: 
     const { ctx, width, theme } = frame;
     const { x, y } = scales(width);
     drawAxes(frame, x, y, sizeDomain, speedDomain);
-    const placed: { x: number; y: number; w: number }[] = [];
+    const placed = lines.flatMap((line) => line.points.map((one) => ({ x: x(one.median_size_bytes) - 6, y: y(num(one.bus_bytes_per_s)!), w: 12 })));
     for (const line of lines) {
       const isFaint = chosenAxis.value !== "" && chosenAxis.value !== line.axis;
       ctx.globalAlpha = isFaint ? 0.25 : 1;
@@ -155,7 +155,7 @@ function drawShape({ ctx, theme }: Frame, shape: string, x: number, y: number, i
   ctx.stroke();
 }
 
-/** Beside the end of its line, or above or below where another label is. */
+/** Beside the end of its line, or above or below where a mark or another label is. */
 function placeLabel({ ctx, theme }: Frame, placed: { x: number; y: number; w: number }[], name: string, x: number, y: number, width: number): void {
   const text = clean(name, 34);
   const w = textWidth(ctx, text, 11, 600) + 4;

@@ -3,13 +3,15 @@ import { isKnown, reasonOf } from "../data/known";
 import type { Link } from "../data/page";
 import { Card } from "../parts/card";
 import { Severity, severityRank } from "../parts/icons";
+import { Words } from "../parts/words";
 import { chosenFinding, reveal, showEvidence } from "../state/findings";
 import { go, state } from "../state/fragment";
 import type { Run, ShownFinding } from "../state/run";
 import type { Table } from "../text/files";
 import { copy } from "../text/files";
 import { markdownOf } from "../text/markdown";
-import { cleanText, sentence } from "../text/names";
+import { cleanText, nameRanks, sentence } from "../text/names";
+import { sayOnset } from "../text/since";
 import { duration, ratio, withUnit } from "../text/units";
 
 const VIEW_WORDS: Readonly<Record<string, string>> = {
@@ -42,7 +44,7 @@ export function Findings({ run, span }: { run: Run; span: readonly [number, numb
           <div class="cost"><span class="dim">the job makes no more steps</span></div>
         </article>
       )}
-      {isHang && roots.length > 0 && <p class="note">What its steps cost while it still moved:</p>}
+      {isHang && roots.length > 0 && <p class="note">What else was found:</p>}
       {roots.length === 0
         ? isHang ? null : <p class="dim">{isKnown(diagnosis) ? (lamp ? "No finding answers this question." : "No rule found anything.") : cleanText(reasonOf(diagnosis, "the diagnosis did not run"))}</p>
         : <div class="findings">{roots.map((one) => <FindingCard key={one.id} run={run} one={one} all={shown} largest={largest} />)}</div>}
@@ -61,10 +63,11 @@ function FindingCard({ run, one, all, largest }: { run: Run; one: ShownFinding; 
       <Severity word={one.severity} />
       <div class="middle">
         <h3>{sentence(one.title)}</h3>
-        {isOpen && <p>{cleanText(one.change)}</p>}
+        {isOpen && <p><Words text={one.change} /></p>}
         {isOpen && chips.length > 0 && (
           <p class="note">{chips.map((evidence, i) => <span key={i}>{i > 0 && " · "}{cleanText(evidence.name)} <b>{withUnit(evidence.value, evidence.unit)}</b></span>)}</p>
         )}
+        {isOpen && <p class="note">{sentence(one.rankList.length ? nameRanks(one.rankList) : "all ranks")}, {sayOnset(one)}.</p>}
         <div class="links">
           <code class="dim">{one.code}</code>
           {one.shown.slice(0, 3).map((link, i) => (
@@ -96,10 +99,11 @@ function wordsOf(link: Link): string {
 
 function tableOf(findings: readonly ShownFinding[]): Table {
   return {
-    columns: ["code", "severity", "title", "saved_ns", "saved_ratio", "ranks", "first_step", "last_step", "sure", "change", "explained_by"],
+    columns: ["code", "severity", "title", "saved_ns", "saved_ratio", "ranks", "first_step", "last_step", "onset_step", "course", "sure", "change", "explained_by"],
     rows: findings.map((one) => [
       one.code, one.severity, one.title, isKnown(one.saved_ns) ? one.saved_ns : null, isKnown(one.saved_ratio) ? one.saved_ratio : null,
-      one.rankList.join(" "), one.first_step, one.last_step, one.confidence.level, one.change, one.explained_by,
+      one.rankList.join(" "), one.first_step, one.last_step,
+      isKnown(one.onset) ? one.onset.step : null, isKnown(one.onset) ? one.onset.course : null, one.confidence.level, one.change, one.explained_by,
     ]),
   };
 }

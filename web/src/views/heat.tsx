@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import { isKnown, list, reasonOf } from "../data/known";
 import type { Matrix } from "../data/matrix";
-import { columnOf, columnsOf, rowMean, rowWorst } from "../data/matrix";
+import { columnOf, columnsOf, rowMean, worstRows } from "../data/matrix";
 import type { StepAxis } from "../draw/axis";
 import { drawText, makeStepAxis } from "../draw/axis";
 import type { Frame, Spot } from "../draw/canvas";
@@ -183,8 +183,9 @@ function hatchedText(run: Run): string {
 }
 
 function pickLens(matrix: Matrix, ranks: readonly number[]): readonly number[] {
-  const worst = new Map(ranks.map((rank) => [rank, rowWorst(matrix, matrix.rowOf.get(rank) ?? 0, 0, matrix.numColumns - 1) || 0]));
-  return [...ranks].sort((a, b) => worst.get(b)! - worst.get(a)! || a - b).slice(0, LENS_ROWS);
+  const rows = worstRows(matrix);
+  const worst = (rank: number): number => rows[matrix.rowOf.get(rank) ?? 0] || 0;
+  return [...ranks].sort((a, b) => worst(b) - worst(a) || a - b).slice(0, LENS_ROWS);
 }
 
 function drawHeat(frame: Frame, run: Run, layout: Layout, how: { isExcess: boolean; worth: (rank: number) => number; x: (step: number, width: number) => number; axis: StepAxis }): void {

@@ -18,7 +18,7 @@ import { chosenRanks, selectRanks } from "../state/scope";
 import type { Cell } from "../text/files";
 import { Words } from "../parts/words";
 import { clean, cleanText, sentence } from "../text/names";
-import { memory as size } from "../text/units";
+import { memory as size, ratio } from "../text/units";
 import { ModuleMap } from "./modules";
 
 const MAX_ROWS = 16;
@@ -75,12 +75,44 @@ export function MemoryView({ run, span }: { run: Run; span: readonly [number, nu
       )}
       {overview && <CategoryLegend overview={overview} />}
       {overview && <Unexplained overview={overview} summary={summary} />}
-      {!overview && <p class="dim">What fills it is not known: <Words text={reasonOf(profile)} />.</p>}
+      {!overview && <Coarse summary={summary} reason={reasonOf(profile)} />}
       {curves.length > 0
         ? <div class="columns">{curves.slice(0, 4).map((one) => <CurveChart key={one.key} curve={one} title={`${clean(one.key.replace("_bytes", "").replaceAll("_", " "), 24).replace("rss", "resident")}, ${clean(one.source, 40)}`} height={84} show={size} range={run.stepRange} isFromZero />)}</div>
         : <p class="dim">Memory over steps was not sampled.</p>}
     </Card>
   );
+}
+
+/** What any run tells of the fullest rank's peak: parameters are counted, the rest is told by when it came. */
+function Coarse({ summary, reason }: { summary: readonly MemoryRank[]; reason: string }) {
+  const bytes = (one: MemoryRank): number => num(one.peak_bytes) ?? 0;
+  const isOnDevice = summary.some((one) => one.place === "device");
+  const fullest = summary.filter((one) => !isOnDevice || one.place === "device").sort((a, b) => bytes(b) - bytes(a))[0];
+  const parts = fullest?.parts_bytes;
+  const why = <p class="note">By category (gradients, optimizer state, activations, …) it is not known: <Words text={reason} />.</p>;
+  if (!fullest || !parts) return why;
+  const rest = isOnDevice ? "gradients, optimizer state, whatever else the program keeps" : "code, libraries, gradients, optimizer state, whatever else the process keeps";
+  const rows: readonly (readonly [string, number, string, string])[] = [
+    ["Trained parameters", parts.parameters, "counted", "var(--m-parameters)"],
+    [`The rest of what was there at the end of step ${fullest.first_step}`, parts.other_at_start, rest, "var(--m-optimizer)"],
+    ["Added by later steps", parts.added_later, `up to the peak, in step ${fullest.peak_step}`, "var(--bad)"],
+    ["Freed before a step ends", parts.within_steps, "activations, their gradients, temporaries", "var(--m-activations)"],
+  ];
+  const shown = rows.filter(([, size]) => size > 0);
+  return <>
+    <table class="coarse" aria-label={`Parts of the peak of rank ${fullest.rank}`}>
+      <caption>{size(bytes(fullest))} of rank {fullest.rank}, the fullest, at its peak</caption>
+      <tbody>{shown.map(([name, part, note, colour]) => (
+        <tr key={name}>
+          <th scope="row"><i class="swatch" style={{ background: colour }} />{name} <span class="dim">{note}</span></th>
+          <td class="right nowrap"><b>{size(part)}</b></td>
+          <td class="right nowrap">{ratio(part / bytes(fullest))}</td>
+          <td class="bar"><div class="meter"><div style={{ width: `${(100 * part) / bytes(fullest)}%`, background: colour }} /></div></td>
+        </tr>
+      ))}</tbody>
+    </table>
+    {why}
+  </>;
 }
 
 /** A process that holds far more than its profile: what fills it is not what was profiled. */

@@ -97,7 +97,7 @@ function Rows(shared: Shared) {
       }
     });
     if (how === "share") for (const at of [0, 0.5, 1]) drawText(ctx, theme, `${at * 100} %`, left + at * room, height - 7, { align: at === 1 ? "right" : "center" });
-    else for (const ns of timeTicks(top, room)) drawText(ctx, theme, timeLabel(ns, top), Math.min(left + (ns / top) * room, width - 16), height - 7, { align: "center" });
+    else for (const ns of timeTicks(top, room)) drawText(ctx, theme, timeLabel(ns, top), Math.min(left + (ns / top) * room, width - 22), height - 7, { align: "center" });
   };
   const rankAt = (y: number): number | undefined => ranks[Math.floor(y / row)];
   return (

@@ -3,12 +3,14 @@ import { isKnown, reasonOf } from "../data/known";
 import type { Lamp } from "../data/page";
 import { StateIcon } from "../parts/icons";
 import { hover } from "../parts/tip";
+import { Words } from "../parts/words";
 import { reveal, showEvidence } from "../state/findings";
 import { go, state } from "../state/fragment";
 import type { Run, ShownFinding } from "../state/run";
 import { copy } from "../text/files";
 import { markdownOf, markdownOfHang } from "../text/markdown";
 import { clean, cleanText, nameRanks, sentence } from "../text/names";
+import { sayOnset } from "../text/since";
 import { duration, plural, ratio } from "../text/units";
 
 const TONES: Readonly<Record<string, string>> = { bad: "var(--bad)", attention: "var(--warn)" };
@@ -22,6 +24,7 @@ export function Verdict({ run }: { run: Run }) {
       <div class="words">
         <h2>{sentence(verdict.title)}{/[.!?]$/.test(verdict.title.trim()) ? "" : "."}</h2>
         {verdict.text && <p>{cleanText(verdict.text)}</p>}
+        {(hang?.is_stuck ? hang.advice : finding?.change) && <p class="todo"><b>What to do:</b> <Words text={hang?.is_stuck ? hang.advice : finding!.change} /></p>}
         {hang?.is_stuck && (
           <div class="row">
             <button type="button" class="main" onClick={() => { go({ v: "waits" }); reveal("waits"); }}>Who waits for whom</button>
@@ -45,12 +48,12 @@ export function Verdict({ run }: { run: Run }) {
   );
 }
 
-/** `Who: rank 5 (dp0.tp1.pp1). Since: step 15.` */
-function whoAndWhen(run: Run, { rankList, first_step: first, last_step: last }: ShownFinding): string {
+/** `Rank 5 (dp0.tp1.pp1), since step 15 (2026-01-05 09:30:01 UTC).` */
+function whoAndWhen(run: Run, finding: ShownFinding): string {
+  const { rankList } = finding;
   const place = rankList.length === 1 ? run.place(rankList[0]!) : "";
   const who = rankList.length ? `${nameRanks(rankList)}${place ? ` (${place})` : ""}` : "the whole job";
-  const end = last === null || last >= run.stepRange[1] ? "" : ` to ${last}`;
-  return `Who: ${who}. Since: ${first === null ? "not dated, it is judged over all steps" : `step ${first}${end}`}.`;
+  return `${sentence(who)}, ${sayOnset(finding)}.`;
 }
 
 /** The command that replays the run without a finding's cause; empty where no edit says that. */

@@ -43,7 +43,7 @@ export function WaitsView({ run, hang }: { run: Run; hang: Hang & { readonly tre
             <div key={one.rank} class="body">
               {hang.culprits.length > 1 && <b>rank {one.rank}: {clean(one.reason.replaceAll("_", " "), 40)}</b>}
               <ul class="bullets">{one.evidence.filter((text) => !one.stack.length || !text.startsWith("stack:")).map((text) => <li key={text}>{cleanText(text)}</li>)}</ul>
-              {one.stack.length > 0 ? <Stack frames={one.stack} label={`Stack of rank ${one.rank}`} /> : <p class="note">Its stack was not read: the process did not answer, or nobody asked.</p>}
+              {one.stack.length > 0 ? <Stack frames={one.stack} label={`Stack of rank ${one.rank}`} /> : <p class="note">Its stack, which says what it does instead, was not read: the process did not answer, or nobody asked. While it lives <code>meshscope hang RUN --html page.html</code> asks.</p>}
             </div>
           ))}
           {hang.waiting_stack && <details><summary>stack of rank {hang.waiting_stack.rank}, which waits</summary><Stack frames={hang.waiting_stack.frames} label={`Stack of rank ${hang.waiting_stack.rank}`} /></details>}

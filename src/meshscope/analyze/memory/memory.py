@@ -21,8 +21,9 @@ import numpy as np
 from meshscope.analyze.memory.retry_cost import RetryCost, measure_retry_cost
 from meshscope.analyze.rank.caught_errors import as_int
 from meshscope.analyze.rank.compilations import read_compilations
+from meshscope.analyze.rank.parameters import read_parameter_bytes
 from meshscope.analyze.timeline.peers import group_peers
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.growth import Growth, GrowthKind, measure_growth
 from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
@@ -86,6 +87,13 @@ class RankMemory:
     peak_bytes: int
     """Highest sampled resident set, or the allocator's own highest allocation."""
     peak_step: int
+    first_bytes: int
+    """At the first sample, the end of a step: resident, or allocated."""
+    first_step: int
+    parameter_bytes: int | Unavailable
+    """Of what was there at the first sample: trained parameters, as counted."""
+    kept_bytes: int
+    """Most at any end of a step; what is above it at the peak is freed within the step."""
     last_bytes: int
     """At the last sample: resident, or allocated."""
     last_step: int
@@ -94,6 +102,24 @@ class RankMemory:
     limit_bytes: int | Unavailable
     """Of the host or the device."""
     allocator: AllocatorState | Unavailable
+
+    @property
+    def parts_bytes(self) -> Mapping[str, int]:
+        """What the peak consists of, as far as any run tells without a profile; sums to it.
+
+        `parameters` are counted. `other_at_start` is what else the first sample held: on a host
+        code and libraries, too. `added_later` is what later ends of steps held more, and
+        `within_steps` what is freed before a step ends: activations, temporary memory.
+        """
+        start = min(self.first_bytes, self.peak_bytes)
+        parameters = min(known(self.parameter_bytes) or 0, start)
+        kept = max(start, min(self.kept_bytes, self.peak_bytes))
+        return {
+            "parameters": parameters,
+            "other_at_start": start - parameters,
+            "added_later": kept - start,
+            "within_steps": self.peak_bytes - kept,
+        }
 
     @property
     def is_leaking(self) -> bool:
@@ -171,6 +197,12 @@ def _measure_host(recording: Recording, samples: Columns, num_tests: int) -> Ran
         host=_host_of(recording),
         peak_bytes=int(rss[at]),
         peak_step=int(step[at]),
+        first_bytes=int(rss[0]),
+        first_step=int(step[0]),
+        parameter_bytes=Unavailable("they are on the device")
+        if bool((int64_column(samples, "allocated_bytes") >= 0).any())
+        else read_parameter_bytes(recording),
+        kept_bytes=int(rss[at]),
         last_bytes=int(rss[-1]),
         last_step=int(step[-1]),
         growth=_measure_growth(step, _without_compilation(recording, samples, rss), num_tests),
@@ -192,6 +224,10 @@ def _measure_device(recording: Recording, samples: Columns, num_tests: int) -> R
         host=_host_of(recording),
         peak_bytes=int(peak[at]),
         peak_step=int(peak_step[at]),
+        first_bytes=int(allocated[0]),
+        first_step=int(step[0]),
+        parameter_bytes=read_parameter_bytes(recording),
+        kept_bytes=int(allocated.max()),
         last_bytes=int(allocated[-1]),
         last_step=int(step[-1]),
         growth=_measure_growth(step, allocated, num_tests),

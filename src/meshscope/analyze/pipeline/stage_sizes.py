@@ -14,11 +14,11 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.analyze.pipeline.stage_work import Parts, PartsSource, check_parts, name_layers
+from meshscope.analyze.rank.parameters import read_parameter_bytes
+from meshscope.core.unavailable import known
 from meshscope.store.read.arrays import Floats
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
-
-_MAX_BYTES = 1 << 60
 
 
 class SizeKind(StrEnum):
@@ -50,7 +50,7 @@ def read_rank_sizes(attempt: Attempt, flops: Mapping[int, float]) -> RankSizes:
     found = {
         SizeKind.LAYERS: _read_layers([attempt.ranks[rank] for rank in ranks]),
         SizeKind.FLOPS: [flops.get(rank, np.nan) for rank in ranks],
-        SizeKind.PARAMETERS: [_read_parameter_bytes(attempt.ranks[rank]) for rank in ranks],
+        SizeKind.PARAMETERS: [_count_parameter_bytes(attempt.ranks[rank]) for rank in ranks],
     }
     sizes = {kind: np.array(values, dtype=np.float64) for kind, values in found.items()}
     by_kind = {kind: one for kind, one in sizes.items() if len(one) and (one > 0).all()}
@@ -83,9 +83,6 @@ def _read_all_parts(recording: Recording, source: PartsSource) -> Parts | None:
     return None
 
 
-def _read_parameter_bytes(recording: Recording) -> float:
-    for fields in reversed(recording.updates):
-        value = fields.get("parameter_bytes")
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_BYTES:
-            return float(value)
-    return np.nan
+def _count_parameter_bytes(recording: Recording) -> float:
+    size = known(read_parameter_bytes(recording))
+    return np.nan if size is None else float(size)

@@ -236,7 +236,7 @@ def summarize_rank(
         peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
         peak_device_bytes=_peak(memory, "peak_allocated_bytes", NO_ACCELERATOR),
         state=_find_state(recording),
-        last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
+        last_record_unix_ns=to_unix(recording, recorded_ns[1]),
         open_phase=_find_open_phase(recording, spans),
         num_errors=sum(found.count for found in list_errors(recording)),
         num_problems=len(recording.problems) + bool(steps.num_overlapping),
@@ -284,7 +284,8 @@ def _recorded_range(
     return start_ns, end_ns
 
 
-def _to_unix(recording: Recording, mono_ns: int) -> int | Unavailable:
+def to_unix(recording: Recording, mono_ns: int) -> int | Unavailable:
+    """A moment of a rank's own clock as its host told the time when the rank began."""
     start_mono_ns = as_int(recording.header.get("start_host_mono_ns"))
     start_unix_ns = as_int(recording.header.get("start_unix_ns"))
     if start_mono_ns is None or start_unix_ns is None:

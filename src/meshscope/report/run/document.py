@@ -25,7 +25,7 @@ from meshscope.analyze.job.clocks import Clock
 from meshscope.analyze.job.group_axes import JobGroup
 from meshscope.analyze.job.job_time import JobTime
 from meshscope.analyze.job.matching import OperationSide
-from meshscope.analyze.memory.memory import JobMemory
+from meshscope.analyze.memory.memory import JobMemory, RankMemory
 from meshscope.analyze.pipeline.bubble import PipelineBubble
 from meshscope.analyze.pipeline.stage_work import StageTime
 from meshscope.analyze.prediction import CheckedMemory, CheckedTime, PredictionCheck
@@ -217,6 +217,7 @@ SHAPES: Shapes = {
         derived=("utilisation_ratio",),
     ),
     PipelineFacts: Shape(inlined=("bubble",)),
+    RankMemory: Shape(derived=("parts_bytes",)),
     RankPartition: Shape(
         dropped=("start_ns", "end_ns", "containers", "num_other_threads", "given"),
         derived=("wall_ns",),

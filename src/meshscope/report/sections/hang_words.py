@@ -334,6 +334,8 @@ def say_when(hang: Hang) -> str:
         parts.append(f"in {clean_text(state.phase.name, 60)}")
     if hang.age_ns is not None:
         parts.append(f"since {moment(hang.asked_unix_ns - hang.age_ns)}")
+    elif hang.operation is not None and hang.operation.since_unix_ns:
+        parts.append(f"since {moment(hang.operation.since_unix_ns)}")
     return begin_sentence(f"{', '.join(parts)}.") if parts else ""
 
 

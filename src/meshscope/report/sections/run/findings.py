@@ -7,7 +7,7 @@ import math
 
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
-from meshscope.diagnose.finding import Estimate, Evidence, Finding
+from meshscope.diagnose.finding import Course, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.diagnose.wording import capitalize
@@ -138,15 +138,27 @@ def _describe_worth(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def _describe_where(finding: Finding) -> str:
+    """`rank 5, since step 15 (2026-01-05 09:30:01 UTC)`."""
     where = form.name_ranks(finding.ranks) if finding.ranks else "all ranks"
-    first, last = finding.first_step, finding.last_step
-    if first is None and last is None:
-        return where
-    if first == last:
-        return f"{where}, step {first}"
-    start = "" if first is None else f" from {first}"
-    end = "" if last is None else f" to {last}"
-    return f"{where}, steps{start}{end}"
+    return f"{where}, {describe_onset(finding)}"
+
+
+def describe_onset(finding: Finding) -> str:
+    """`since step 15 (2026-01-05 09:30:01 UTC)`, `since the first analysed step, 3`."""
+    onset, last = finding.onset, finding.last_step
+    if isinstance(onset, Unavailable):
+        return f"since when is not known: {form.clean_text(onset.reason)}"
+    moment = known(onset.start_unix_ns)
+    when = "" if moment is None else f" ({form.moment(moment)})"
+    if last is not None and last == finding.first_step:
+        return f"in step {onset.step}{when}"
+    if onset.is_over and onset.course is not Course.AT_TIMES:
+        return f"from step {onset.step}{when} to {last}"
+    return {
+        Course.ALWAYS: f"since the first analysed step, {onset.step}{when}",
+        Course.SINCE: f"since step {onset.step}{when}",
+        Course.AT_TIMES: f"at times, first in step {onset.step}{when}",
+    }[onset.course]
 
 
 def _describe_evidence(evidence: Evidence) -> str:
