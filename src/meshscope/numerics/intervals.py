@@ -12,8 +12,10 @@ from meshscope.store.read.arrays import Int64s
 
 def sort_distinct(moments_ns: Int64s) -> Int64s:
     """Each once, ascending: as `np.unique`, whose table of hashes is slower than sorting."""
-    ordered = np.sort(moments_ns)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    ordered: Int64s = np.sort(moments_ns)
+    is_other = np.append(True, ordered[1:] != ordered[:-1])
+    found: Int64s = ordered[is_other[: len(ordered)]]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
