@@ -7,7 +7,9 @@ Runs are those of `synthetic_run.py`: five records a rank-step, two of them oper
 rank that the report has to name. The sizes have about the same number of rank-steps, so that what
 depends on the number of ranks alone shows. Each command runs in a fresh process: CPU seconds (user
 and system, imports included), peak resident memory and the most files it had open at once. A size
-that was measured is not measured again (`--again`).
+that was measured is not measured again (`--again`). Other commands than `report` are asked what an
+operator would ask: all ranks (`ls`, `watch`, `hang`), one edit (`simulate`), one rank (`sql`), 20
+steps of 8 ranks (`export`).
 """
 
 import argparse
@@ -49,30 +51,39 @@ def run_command(*words: str) -> tuple[dict[str, object], str]:
         counter.join()
         output.seek(0)
         text = output.read().decode()
-    if process.returncode:
-        raise SystemExit(f"{words} ended with {process.returncode}")
-    taken = {
+    taken: dict[str, object] = {
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
         "wall_s": round(time.monotonic() - begun, 2),
         "peak_rss_bytes": usage.ru_maxrss * 1024,
         "most_open_files": counted[0],
     }
+    if process.returncode:
+        taken["exit_code"] = process.returncode
     return taken, text
 
 
-def measure_size(folder: Path, num_ranks: int, num_steps: int) -> dict[str, object]:
-    run, slow = folder / f"{num_ranks}x{num_steps}", num_ranks * 3 // 4 + 1
-    chunk = max(16, min(512, 2_000_000 // num_ranks))
-    begun = time.process_time()
-    write_run(
-        run, Job(num_ranks=num_ranks, faults=(Fault(rank=slow),)), num_steps, chunk_steps=chunk
-    )
-    found: dict[str, object] = {"num_ranks": num_ranks, "num_steps": num_steps}
-    found["made_cpu_s"] = round(time.process_time() - begun, 1)
+def make_run(run: Path, num_ranks: int, num_steps: int) -> dict[str, object]:
+    """Makes the run, or takes the one that is there (`--folder` with `--keep`)."""
+    begun, found = time.process_time(), dict[str, object]()
+    if not (run / "made").exists():
+        job = Job(num_ranks=num_ranks, faults=(Fault(rank=slow_rank(num_ranks)),))
+        chunk = max(16, min(1024, 8_000_000 // num_ranks))
+        write_run(run, job, num_steps, chunk_steps=chunk)
+        (run / "made").touch()
+        found["made_cpu_s"] = round(time.process_time() - begun, 1)
     files = [path for path in run.rglob("*") if path.is_file()]
     found["num_files"] = len(files)
     found["stored_bytes"] = sum(path.stat().st_size for path in files)
+    return found
+
+
+def slow_rank(num_ranks: int) -> int:
+    return num_ranks * 3 // 4 + 1
+
+
+def measure_report(run: Path, folder: Path, slow: int) -> dict[str, object]:
     report = folder / "report.json"
+    found: dict[str, object] = {}
     found["report"], _ = run_command("report", str(run), "--json", "-o", str(report))
     findings = json.loads(report.read_bytes())["diagnosis"]["findings"]
     urgent = [one for one in findings if one["severity"] != "low"]
@@ -80,10 +91,24 @@ def measure_size(folder: Path, num_ranks: int, num_steps: int) -> dict[str, obje
     found["is_slow_rank_named"] = bool(urgent) and urgent[0]["ranks"] == [
         {"first": slow, "last": slow}
     ]
+    return found
+
+
+def measure_others(run: Path, folder: Path, slow: int, last_step: int) -> dict[str, object]:
+    """Every other command, each on what an operator would ask for."""
+    found: dict[str, object] = {}
     found["ls"], _ = run_command("ls", str(run))
     found["watch"], text = run_command("watch", str(run), "--headless", "--once", "--json")
-    found["watch_told"] = [json.loads(line)["title"] for line in text.splitlines()]
-    shutil.rmtree(run)
+    found["watch_told"] = [
+        f"{one['event']} {one['title']}" for one in map(json.loads, text.splitlines())
+    ]
+    found["simulate"], _ = run_command("simulate", str(run), "--edit", "compute=0.5x")
+    found["hang"], _ = run_command("hang", str(run))
+    query = f"select count(*), max(step) from steps where rank = {slow}"
+    found["sql"], _ = run_command("sql", str(run), query, "--csv")
+    steps, ranks = f"{last_step - 19}-{last_step}", f"{slow - 1}-{slow + 6}"
+    words = ("--perfetto", str(folder / "out.pftrace"), "--steps", steps, "--ranks", ranks)
+    found["export"], _ = run_command("export", str(run), *words, "--no-diagnosis")
     return found
 
 
@@ -95,16 +120,27 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=sizes)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="leave the run in --folder")
+    parser.add_argument("--part", choices=["all", "report", "others"], default="all")
     options = parser.parse_args()
     known = json.loads(RESULTS.read_text("utf-8"))["sizes"] if RESULTS.exists() else {}
     for size in options.sizes:
-        if size in known and not options.again:
+        if size in known and not (options.again or options.part != "all"):
             continue
-        folder = Path(tempfile.mkdtemp(prefix="rank_scale_", dir=options.folder))
+        num_ranks, num_steps = map(int, size.split("x"))
+        folder = Path(options.folder or tempfile.mkdtemp(prefix="rank_scale_"))
+        run, slow = folder / size, slow_rank(num_ranks)
         try:
-            known[size] = measure_size(folder, *map(int, size.split("x")))
+            found = known.get(size, {}) | {"num_ranks": num_ranks, "num_steps": num_steps}
+            found |= make_run(run, num_ranks, num_steps)
+            if options.part != "others":
+                found |= measure_report(run, folder, slow)
+            if options.part != "report":
+                found |= measure_others(run, folder, slow, num_steps - 1)
+            known[size] = found
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not options.keep:
+                shutil.rmtree(run, ignore_errors=True)
         print(size, json.dumps(known[size]), flush=True)
         document = {
             "goal_cpu_s": GOAL_CPU_S,

@@ -59,6 +59,23 @@ class AlarmBook:
         self._alarms: list[Alarm] = []
         self._number = 0
 
+    def restore(self, alarms: Iterable[Alarm], number: int, shift_s: float) -> None:
+        """Takes over what another watcher told; `shift_s` leads from its clock to this one."""
+        self._alarms += [_shift(alarm, shift_s) for alarm in alarms]
+        self._number = max(self._number, number)
+
+    def list_told(self, shift_s: float) -> tuple[tuple[Alarm, ...], int]:
+        """What was told and is not forgotten, on another clock; and the number of the last one."""
+        return tuple(_shift(one, shift_s) for one in self._alarms if one.is_told), self._number
+
+    def describe_told(self) -> tuple[object, ...]:
+        """Another value where `list_told` would matter to the next watcher."""
+        return tuple(
+            (one.id, one.told_severity, one.told_s, one.cleared_s, one.is_silent, one.seen.ranks)
+            for one in self._alarms
+            if one.is_told
+        )
+
     @property
     def standing(self) -> list[Alarm]:
         return [alarm for alarm in self._alarms if alarm.stands]
@@ -162,3 +179,14 @@ class AlarmBook:
             if (alarm.is_told or alarm.num_seen)
             and (alarm.cleared_s is None or now_s - alarm.cleared_s < cooldown_s)
         ]
+
+
+def _shift(alarm: Alarm, shift_s: float) -> Alarm:
+    cleared_s = None if alarm.cleared_s is None else alarm.cleared_s + shift_s
+    return replace(
+        alarm,
+        first_s=alarm.first_s + shift_s,
+        told_s=alarm.told_s + shift_s,
+        cleared_s=cleared_s,
+        num_missed=0,
+    )

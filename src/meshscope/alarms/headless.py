@@ -8,6 +8,7 @@ from types import FrameType
 
 from msgspec.structs import replace
 
+from meshscope.alarms.kept_book import KeptBook
 from meshscope.alarms.settings import WatchSettings
 from meshscope.alarms.sinks.choice import open_sinks
 from meshscope.alarms.sinks.sink import Sink
@@ -22,8 +23,14 @@ def watch_headless(
     """Until the run is over, or SIGTERM; with `once` after two looks, and what one saw is told."""
     if once:
         settings = replace(settings, alarms=replace(settings.alarms, confirm=1))
-    watcher = Watcher(path, settings)
-    sinks = open_sinks(settings, path, write, as_json=as_json)
+    kept = None if once else KeptBook(path, settings)
+    watcher = Watcher(path, settings, kept=kept)
+    try:
+        sinks = open_sinks(settings, path, write, as_json=as_json)
+    except BaseException:
+        if kept is not None:
+            kept.close()
+        raise
     for sink in sinks:
         if sink.name == "prometheus":
             warn(f"metrics at http://{settings.prometheus.host}:{getattr(sink, 'port', 0)}/metrics")
@@ -36,6 +43,8 @@ def watch_headless(
                 sink.close()
                 for problem in sink.problems():
                     warn(problem)
+            if kept is not None:
+                kept.close()
 
 
 def _loop(
@@ -47,6 +56,7 @@ def _loop(
         look = watcher.look()
         num_looks += 1
         _tell(look, sinks, warn)
+        watcher.keep_told()
         if look.notes != last_notes:
             for note in look.notes:
                 warn(note)

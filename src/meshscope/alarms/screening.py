@@ -50,8 +50,7 @@ class Screening:
 
     def look(self) -> Int64s:
         """Reads what is new; how long each step took that is new on all ranks: their median."""
-        rank, words = self._tails[STEPS].read()
-        if len(rank):
+        for rank, words in self._tails[STEPS].read():
             steps = decode_words(STEPS, words)
             step = int64_column(steps, "step")
             start = int64_column(steps, "start_host_mono_ns")
@@ -60,8 +59,7 @@ class Screening:
             slot = self._claim(rank, step)
             fresh = slot >= 0
             self._taken_ns[rank[fresh], slot[fresh]] = np.maximum(taken[fresh], 1)
-        rank, words = self._tails[COLLECTIVES].read()
-        if len(rank):
+        for rank, words in self._tails[COLLECTIVES].read():
             operations = decode_words(COLLECTIVES, words)
             start = int64_column(operations, "start_host_mono_ns")
             end = int64_column(operations, "end_host_mono_ns")

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.alarms.book import AlarmBook, Change
+from meshscope.alarms.kept_book import KeptBook
 from meshscope.alarms.rank_choice import choose_ranks
 from meshscope.alarms.recent import take_recent
 from meshscope.alarms.sample import Sample, StandingAlarm
@@ -89,8 +90,11 @@ class Watcher:
         settings: WatchSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
+        kept: KeptBook | None = None,
     ) -> None:
+        """`kept`: what an earlier watcher told, and where this one notes what it does."""
         self.path = path
+        self._kept = kept
         self._settings = settings
         self._clock = clock
         self._thresholds = choose_thresholds(
@@ -129,6 +133,7 @@ class Watcher:
         """Raises RunError where there is no run to watch."""
         begun = self._clock()
         changes: list[Change] = []
+        is_first = self._moment is None
         try:
             moment = self._poll(changes)
         except RunError as error:
@@ -138,6 +143,7 @@ class Watcher:
             return Look(moment=None, sample=None, events=(), notes=(note,))
         attempt = self._follower.attempt
         assert attempt is not None
+        told = self._take_over(attempt, changes) if is_first else ()
         cpu = time.thread_time()
         screening, new_ns = self._screen(attempt)
         looked_s = time.thread_time() - cpu
@@ -146,10 +152,28 @@ class Watcher:
         if moment.is_over:
             changes += self._end(moment)
         events = tuple(self._describe(one, attempt, moment) for one in changes)
-        notes = self._ask_for_traces(events, attempt)
+        notes = (*told, *self._ask_for_traces(events, attempt))
         wait_s = max(self._settings.watch.every_s, looked_s * self._look_cpu_ratio)
         self._wait_s = max(wait_s - (self._clock() - begun), wait_s / 4)
         return Look(moment=moment, sample=self._sample(moment, new_ns), events=events, notes=notes)
+
+    def keep_told(self) -> None:
+        """Notes what was told, after it was: the next watcher does not tell it again."""
+        attempt = self._follower.attempt
+        if self._kept is not None and attempt is not None and self._moment is not None:
+            self._kept.save(self.book, _name_attempt(attempt), self._clock())
+
+    def _take_over(self, attempt: Attempt, changes: list[Change]) -> tuple[str, ...]:
+        """What an earlier watcher told and what still stands of it, as notes."""
+        if self._kept is None:
+            return ()
+        notes = [] if self._kept.problem is None else [self._kept.problem]
+        named = self._kept.load(self.book, self._clock())
+        if named is not None and named != _name_attempt(attempt):
+            changes += self.book.clear_all(self._clock(), "the job was launched again")
+        standing = self.book.standing
+        notes += [f"told before, and standing: {one.id} {one.seen.title}" for one in standing]
+        return tuple(notes)
 
     # --- what is new ------------------------------------------------------------------------------
 
@@ -223,7 +247,10 @@ class Watcher:
         look = self._settings.watch
         wanted = [*sorted(suspects), *sorted(self.book.known_ranks - suspects)]
         ranks = choose_ranks(attempt, wanted, max_ranks=look.max_ranks, turn=self._turn)
-        found = self._find(attempt, ranks, look.window_steps)
+        # Half of the window is of now twice as soon: what is new need not fill all of it.
+        is_early = is_urgent and not is_last
+        num_steps = max(look.window_steps // 2, _MIN_STEPS) if is_early else look.window_steps
+        found = self._find(attempt, ranks, num_steps)
         self._turn += 1
         self._diagnosed_step = screening.step
         self._known_suspects = suspects
@@ -346,3 +373,8 @@ class Watcher:
             ),
             watcher_cpu_s=time.process_time(),
         )
+
+
+def _name_attempt(attempt: Attempt) -> str:
+    starts = [recording.start_unix_ns for recording in attempt]
+    return f"{attempt.launch_id} {attempt.restart_count} {min(starts, default=0)}"

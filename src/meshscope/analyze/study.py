@@ -12,7 +12,7 @@ too many rows is sampled by windows of steps (`rank.step_choice`), the same for 
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import PurePath
@@ -25,7 +25,7 @@ from meshscope.analyze.job.job_time import JobTime, add_times
 from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.rank_map import map_ranks
-from meshscope.analyze.rank.rank_summary import RankResult, RankSummary, summarize_rank
+from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.signals import JobSignal, merge_signals
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.rank.steps import NO_STEP, JobSteps, JobStepSummary, summarize_job_steps
@@ -37,6 +37,7 @@ from meshscope.analyze.rank.throughput import (
     sum_samples,
     sum_tokens,
 )
+from meshscope.analyze.rank_parts import RankParts, RankPass, join_unwatched, pass_rank
 from meshscope.analyze.timeline.peers import (
     PeerPhases,
     PhaseClue,
@@ -48,8 +49,10 @@ from meshscope.analyze.timeline.peers import (
 from meshscope.core.config.given_flops import GivenFlops
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable, known, need
+from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.memory import MemoryRecording
+from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt, keep_tables
 from meshscope.store.read.trace_windows import disturbing_windows
 
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.training.convergence import Convergence
     from meshscope.analyze.training.logged import LoggedScalar
     from meshscope.analyze.training.settings import SettingsGroup
+    from meshscope.analyze.training.skipped_updates import SkippedUpdates
     from meshscope.analyze.training.totals import JobTotals
     from meshscope.store.read.arrays import Floats
 
@@ -171,11 +175,8 @@ class Study:
     def _totals(self) -> "_RankTotals":
         attempt, windows = self.attempt, disturbing_windows(self.attempt)
         warmup_steps = attempt.choose_warmup(self.warmup_steps)
-        work = partial(
-            summarize_rank, layout=attempt.layout, windows=windows, warmup_steps=warmup_steps
-        )
-        results = map_ranks(work, attempt)
-        return _merge_ranks(results, attempt, warmup_steps=warmup_steps)
+        work = partial(pass_rank, layout=attempt.layout, windows=windows, warmup_steps=warmup_steps)
+        return _merge_ranks(map_ranks(work, attempt), attempt, warmup_steps=warmup_steps)
 
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
@@ -308,7 +309,10 @@ class Study:
         from meshscope.analyze.job.job import load_job
 
         kept = known(self._kept)
-        return load_job(self.attempt if kept is None else kept.attempt)
+        attempt = self.attempt if kept is None else kept.attempt
+        # Where steps may become thinned while they are read, they are looked at afterwards.
+        is_known = "_totals" in vars(self) and not any(map(_may_be_thinned, attempt))
+        return load_job(attempt, unwatched=self._totals.unwatched if is_known else None)
 
     @cached_property
     def communication(self) -> "Communication | Unavailable":
@@ -326,7 +330,7 @@ class Study:
             describe_part,
         )
 
-        job, kept, first = self.job, known(self._kept), self._first_steady_step
+        first, job, kept = self._first_steady_step, self.job, known(self._kept)
         part = None if kept is None else describe_part(kept, first)
         return analyze_communication(job, first_step=first, part=part)
 
@@ -510,14 +514,25 @@ class Study:
         """What loss, gradient norm and learning rate do over the run."""
         from meshscope.analyze.training.convergence import analyze_convergence
 
-        return analyze_convergence(self.attempt)
+        return analyze_convergence(
+            self.attempt, [parts.signals.take() for parts in self._totals.parts]
+        )
+
+    @_Analysis
+    def skipped_updates(self) -> "SkippedUpdates":
+        """Steps whose update a gradient scaler skipped."""
+        from meshscope.analyze.training.skipped_updates import merge_skipped
+
+        of_ranks = zip(self.attempt.ranks, self._totals.parts, strict=True)
+        return need(merge_skipped({rank: parts.skipped.take() for rank, parts in of_ranks}))
 
     @_Analysis
     def logged(self) -> "tuple[LoggedScalar, ...]":
         """Numbers that the program or its framework logged."""
-        from meshscope.analyze.training.logged import read_logged
+        from meshscope.analyze.training.logged import NOT_LOGGED
 
-        return need(read_logged(self.attempt))
+        found = (parts.logged.take() for parts in self._totals.parts)
+        return need(next((one for one in found if one), NOT_LOGGED))
 
     @_Analysis
     def settings(self) -> "tuple[SettingsGroup, ...]":
@@ -531,7 +546,8 @@ class Study:
         """Sums over the run, and what the program counted, timed and logged itself."""
         from meshscope.analyze.training.totals import sum_totals
 
-        return sum_totals(self.attempt, self.time.steps.phase_ns)
+        ranks = [parts.sums.take() for parts in self._totals.parts]
+        return sum_totals(self.attempt, ranks, self.time.steps.phase_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -546,6 +562,10 @@ class _RankTotals:
     longest: tuple[int, int]
     """Most steps of a rank, and the longest time from its first to its last."""
     problems: tuple[Problem, ...]
+    unwatched: "Int64s"
+    """Steps whose communication some rank did not record."""
+    parts: tuple[RankParts, ...]
+    """In order of the attempt's ranks."""
 
     @property
     def steady(self) -> list[RankSummary]:
@@ -554,7 +574,7 @@ class _RankTotals:
 
 
 def _merge_ranks(
-    results: Iterable[RankResult], attempt: Attempt, *, warmup_steps: int | None
+    passes: Iterable[RankPass], attempt: Attempt, *, warmup_steps: int | None
 ) -> _RankTotals:
     """Merges results in order of rank and drops them one by one: memory holds one rank's tables,
     and one number per rank and step only in here."""
@@ -564,7 +584,12 @@ def _merge_ranks(
     overhead: list[OverheadSamples] = []
     problems: list[Problem] = []
     longest = (0, 0)
-    for result in results:
+    unwatched: list[Int64s] = []
+    parts: list[RankParts] = []
+    for one in passes:
+        result = one.result
+        unwatched.append(one.unwatched)
+        parts.append(_keep_first_logged(one.parts, parts))
         rank, steps = result.summary.rank, result.steps
         ranks.append(result.summary)
         durations.add(rank, steps.step, steps.duration_ns)
@@ -592,7 +617,19 @@ def _merge_ranks(
         overhead=measure_overhead(overhead, has_device=any(rank.has_accelerator for rank in ranks)),
         longest=longest,
         problems=tuple(problems),
+        unwatched=join_unwatched(unwatched),
+        parts=tuple(parts),
     )
+
+
+def _keep_first_logged(own: RankParts, before: Sequence[RankParts]) -> RankParts:
+    """Without the numbers that were logged where an earlier rank has some: one rank's are shown."""
+    is_first = not before or before[-1].logged.value == ()
+    return own if is_first else replace(own, logged=before[-1].logged)
+
+
+def _may_be_thinned(recording: Recording) -> bool:
+    return recording.closing is None and "max_bytes" in recording.header
 
 
 def _describe_overlap(rank: int, num_steps: int) -> Problem:

@@ -15,6 +15,7 @@ import numpy as np
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
+from meshscope.numerics.intervals import sort_distinct
 from meshscope.simulate.rank_events import find_equal
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
@@ -112,7 +113,7 @@ def _cut_rank(
     step = np.searchsorted(start, time, side="right") - 1
     _add_signatures(timeline, arrivals.row[own], step, first, signature[rank_index])
     starts = pieces.start_ns[low:high]
-    cut = np.unique(np.concatenate([starts, time]))
+    cut = sort_distinct(np.concatenate([starts, time]))
     at = np.maximum(np.searchsorted(starts, cut, side="right") - 1, 0)
     until = np.minimum(np.append(cut[1:], np.iinfo(np.int64).max), pieces.end_ns[low:high][at])
     is_work = (pieces.kind[low:high][at] == PieceKind.WORK) & (until > cut)

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from meshscope.alarms.disk_queue import DiskQueue
+from meshscope.alarms.kept_book import choose_state_folder
 from meshscope.alarms.sample import Sample
 from meshscope.alarms.settings import HookSettings
 from meshscope.errors import UsageError
@@ -181,7 +182,5 @@ def _check_url(sink: str, url: str) -> None:
 
 
 def _choose_folder(url: str, run: Path) -> Path:
-    """In the user's folder for state: the run may be on a disk that is only read."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     key = hashlib.sha256(f"{url}\n{run.resolve()}".encode()).hexdigest()[:16]
-    return Path(base) / "meshscope" / "outbox" / key
+    return choose_state_folder("outbox") / key

@@ -20,6 +20,7 @@ from meshscope.analyze.job.host_clocks import find_host_clocks
 from meshscope.analyze.job.kernel_operations import doubt_ends
 from meshscope.analyze.job.matching import Matches, match_operations
 from meshscope.analyze.job.operations import Operations, Waits, load_operations, load_waits
+from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.run import Attempt
 
 
@@ -41,9 +42,14 @@ class Job:
     waits: Waits
 
 
-def load_job(attempt: Attempt, alignment: ClockAlignment | None = None) -> Job:
-    """With `alignment`, clocks are taken to be as it says: that of more steps than these."""
-    operations = doubt_ends(attempt, load_operations(attempt))
+def load_job(
+    attempt: Attempt, alignment: ClockAlignment | None = None, unwatched: Int64s | None = None
+) -> Job:
+    """With `alignment`, clocks are taken to be as it says: that of more steps than these.
+
+    `unwatched`: steps whose communication some rank did not record, where they are known.
+    """
+    operations = doubt_ends(attempt, load_operations(attempt, unwatched))
     host_clocks = find_host_clocks(attempt)
     matches = match_operations(operations, host_clocks)
     if alignment is None:
@@ -59,5 +65,5 @@ def load_job(attempt: Attempt, alignment: ClockAlignment | None = None) -> Job:
         arrivals=arrivals,
         num_clock_errors=num_clock_errors,
         alignment=alignment,
-        waits=load_waits(attempt, operations),
+        waits=load_waits(attempt, operations, unwatched),
     )

@@ -156,8 +156,11 @@ def known_phase(phase: str) -> str | Unavailable:
     return Unavailable("outside of any phase") if phase == NO_PHASE else phase
 
 
-def load_operations(attempt: Attempt) -> Operations:
-    """Reads table `collectives` of every rank, less steps that some rank did not record."""
+def load_operations(attempt: Attempt, unwatched: Int64s | None = None) -> Operations:
+    """Reads table `collectives` of every rank, less steps that some rank did not record.
+
+    `unwatched`: what `find_unwatched` gives, where that is known.
+    """
     groups, indices = merge_groups(attempt)
     phases = PhaseBook(NO_PHASE)
     clocks: dict[int, PlacedClock] = {}
@@ -165,12 +168,14 @@ def load_operations(attempt: Attempt) -> Operations:
         _read_rank(recording, indices.get(recording.rank, {}), phases, clocks)
         for recording in attempt
     ]
+    if unwatched is None:  # after the rows: they may be thinned while they are read
+        unwatched = find_unwatched(attempt)
     return Operations(
         ranks=tuple(recording.rank for recording in attempt),
         world_size=attempt.world_size,
         groups=groups,
         phases=tuple(phases.names),
-        rows=_leave_out(_concatenate([rows for rows, _, _ in parts]), find_unwatched(attempt)),
+        rows=_leave_out(_concatenate([rows for rows, _, _ in parts]), unwatched),
         num_damaged=sum(damaged for _, damaged, _ in parts),
         num_bad_ends=sum(bad for _, _, bad in parts),
         is_from_traces=attempt.is_from_traces,
@@ -178,13 +183,14 @@ def load_operations(attempt: Attempt) -> Operations:
     )
 
 
-def find_unwatched(attempt: Attempt) -> Int64s:
+def find_unwatched(recordings: Iterable[Recording]) -> Int64s:
     """Steps whose communication some rank did not record, or no longer has all of."""
     found = [np.empty(0, dtype=np.int64)]
-    for recording in attempt:
+    for recording in recordings:
         columns = recording.read("steps")
-        flags = columns["flags"].astype(np.int64, copy=False)
-        found.append(int64_column(columns, "step")[(flags & StepFlag.WITHOUT_OPERATIONS) != 0])
+        is_without = (int64_column(columns, "flags") & StepFlag.WITHOUT_OPERATIONS) != 0
+        if is_without.any():
+            found.append(int64_column(columns, "step")[is_without])
     return np.unique(np.concatenate(found))
 
 
@@ -196,10 +202,11 @@ def _leave_out(rows: OperationRows, steps: Int64s) -> OperationRows:
     return OperationRows(**{name: getattr(rows, name)[kept] for name in names})
 
 
-def load_waits(attempt: Attempt, operations: Operations) -> Waits:
+def load_waits(attempt: Attempt, operations: Operations, unwatched: Int64s | None = None) -> Waits:
     """Reads table `waits` of every rank and finds the operations waited for."""
     rows, clocks = operations.rows, operations.clocks
-    unwatched = find_unwatched(attempt)
+    if unwatched is None:
+        unwatched = find_unwatched(attempt)
     parts = [_read_waits(recording, rows, clocks, unwatched) for recording in attempt]
     none = np.empty(0, dtype=np.int64)
 

@@ -51,7 +51,7 @@ def find_lossy_tables(recording: Recording) -> tuple[str, ...]:
     return tuple(
         name
         for name in _TIMES
-        if lost.get(name, 0.0) > _MAX_NEGLIGIBLE_RATIO * recording.count_rows(name)
+        if name in lost and lost[name] > _MAX_NEGLIGIBLE_RATIO * recording.count_rows(name)
     )
 
 

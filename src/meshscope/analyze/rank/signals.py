@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.read.arrays import Floats, Int64s
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.recording import Recording
 from meshscope.store.schema import ScalarFlag
@@ -81,9 +81,15 @@ def read_scalars(recording: Recording, wanted: frozenset[str]) -> dict[str, Scal
     if not ids:
         return {}
     columns = recording.read("scalars")
+    is_there = np.bincount(columns["name_id"], minlength=1) > 0
+    ids = {text: found for text, own in ids.items() if (found := _keep_used(own, is_there))}
     usual = _count_microbatches(recording) if BACKWARD_LOSS in ids else 1
     series = {text: _select(columns, text, name_ids, usual) for text, name_ids in ids.items()}
     return {text: found for text, found in series.items() if len(found.step)}
+
+
+def _keep_used(name_ids: list[int], is_used: Bools) -> list[int]:
+    return [one for one in name_ids if one < len(is_used) and is_used[one]]
 
 
 def split_number(name: str) -> tuple[str, int]:
@@ -103,7 +109,8 @@ def _select(columns: Columns, name: str, name_ids: list[int], usual: int) -> Sca
     mask = columns["name_id"] == name_ids[0]
     for name_id in name_ids[1:]:
         mask |= columns["name_id"] == name_id
-    rows = {text: column[mask] for text, column in columns.items()}
+    is_all = bool(mask.all())
+    rows = columns if is_all else {text: column[mask] for text, column in columns.items()}
     if name.startswith(BACKWARD_LOSS):
         return _restore_loss(rows, usual)
     values: Floats = rows["value"].astype(np.float64, copy=False)

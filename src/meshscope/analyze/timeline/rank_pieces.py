@@ -14,6 +14,7 @@ import numpy as np
 
 from meshscope.analyze.timeline.pieces import PieceKind, Pieces
 from meshscope.numerics.interval_layers import EMPTY_LAYER, Layer, make_layer
+from meshscope.numerics.intervals import sort_distinct
 from meshscope.store.read.arrays import Bools, Int64s
 
 
@@ -94,7 +95,7 @@ def _find_cuts(track: Track, periods: Layer) -> Int64s:
     borders = [part for layer in layers for part in (layer.start_ns, layer.end_ns)]
     for hold in track.holds:
         borders += [hold.layer.start_ns, hold.ready_ns, hold.layer.end_ns]
-    cuts = np.unique(np.concatenate([*borders, track.step_start_ns]))
+    cuts = sort_distinct(np.concatenate([*borders, track.step_start_ns]))
     if not len(periods):
         return cuts[:0]
     inside: Int64s = cuts[(cuts >= periods.start_ns[0]) & (cuts <= periods.end_ns.max())]

@@ -16,7 +16,7 @@ and while a learning rate warms up: few steps say little about where a loss will
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,6 +35,7 @@ from meshscope.numerics.spikes import Spikes, find_spikes
 from meshscope.numerics.theil_sen import scaled_mad
 from meshscope.numerics.trend import Trend, measure_trend
 from meshscope.store.read.arrays import Floats, Int64s
+from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 
 _LOSS = "loss"
@@ -209,19 +210,52 @@ class Convergence:
     norm_spikes: Spikes | Unavailable
 
 
-def analyze_convergence(attempt: Attempt) -> Convergence:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankSignal:
+    """What is kept of a signal of every rank."""
+
+    name: str
+    last_step: int
+    bad_step: Int64s
+    """Where the value is not finite."""
+    bad_value: Floats
+
+
+def scan_signals(recording: Recording) -> dict[str, RankSignal]:
+    """One rank's signals."""
+    scalars = read_scalars(recording, _WANTED)
+    return {signal: _scan(name, scalars[name]) for signal, name in choose_scalars(scalars).items()}
+
+
+def _scan(name: str, series: ScalarSeries) -> RankSignal:
+    is_bad = ~np.isfinite(series.value)
+    return RankSignal(
+        name=name,
+        last_step=int(series.step.max()),
+        bad_step=series.step[is_bad],
+        bad_value=series.value[is_bad],
+    )
+
+
+def analyze_convergence(
+    attempt: Attempt, ranks: Sequence[Mapping[str, RankSignal]] | None = None
+) -> Convergence:
+    """`ranks`: what `scan_signals` found on each, where that is known."""
     # A loss of 1e308 is a number; its differences need not be.
     with np.errstate(over="ignore", invalid="ignore"):
-        return _analyze(attempt)
+        return _analyze(attempt, [scan_signals(one) for one in attempt] if ranks is None else ranks)
 
 
-def _analyze(attempt: Attempt) -> Convergence:
+def _analyze(attempt: Attempt, ranks: Sequence[Mapping[str, RankSignal]]) -> Convergence:
     signals = {signal: _RankSignals(signal=signal) for signal in SIGNAL_NAMES}
-    for recording in attempt:
-        scalars = read_scalars(recording, _WANTED)
-        for signal, name in choose_scalars(scalars).items():
+    for recording, scanned in zip(attempt, ranks, strict=True):
+        scalars: dict[str, ScalarSeries] | None = None
+        for signal, own in scanned.items():
             found = signals.setdefault(signal, _RankSignals(signal=signal))
-            found.add(recording.rank, name, scalars[name])
+            found.add(recording.rank, own)
+            if len(found.means) < MAX_RANKS:
+                scalars = read_scalars(recording, _WANTED) if scalars is None else scalars
+                found.means.append(_mean_per_step(scalars[own.name]))
     job = {signal: ranks.merge() for signal, ranks in signals.items()}
     loss, norm = job[_LOSS], job[_GRAD_NORM]
     trend = _trend_of_last_half(loss)
@@ -273,14 +307,11 @@ class _RankSignals:
     """Rank to the steps and values that are not finite."""
     last_step: int = -1
 
-    def add(self, rank: int, name: str, series: ScalarSeries) -> None:
-        self.name = self.name or name
-        self.last_step = max(self.last_step, int(series.step.max()))
-        is_bad = ~np.isfinite(series.value)
-        if is_bad.any():
-            self.bad[rank] = (series.step[is_bad], series.value[is_bad])
-        if len(self.means) < MAX_RANKS:
-            self.means.append(_mean_per_step(series))
+    def add(self, rank: int, own: RankSignal) -> None:
+        self.name = self.name or own.name
+        self.last_step = max(self.last_step, own.last_step)
+        if len(own.bad_step):
+            self.bad[rank] = (own.bad_step, own.bad_value)
 
     def merge(self) -> JobSeries | Unavailable:
         """The median over ranks of each step.

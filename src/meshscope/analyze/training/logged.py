@@ -18,8 +18,8 @@ from meshscope.analyze.rank.signals import (
     split_number,
 )
 from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
-from meshscope.store.read.run import Attempt
 from meshscope.store.schema import ScalarFlag
 
 MAX_NAMES = 200
@@ -50,16 +50,8 @@ class LoggedScalar:
     highest: float | Unavailable
 
 
-def read_logged(attempt: Attempt) -> tuple[LoggedScalar, ...] | Unavailable:
-    """By name, at most `MAX_NAMES`."""
-    for rank in sorted(attempt.ranks):
-        found = _read_rank(attempt.ranks[rank])
-        if found:
-            return found
-    return NOT_LOGGED
-
-
-def _read_rank(recording: Recording) -> tuple[LoggedScalar, ...]:
+def describe_logged(recording: Recording) -> tuple[LoggedScalar, ...]:
+    """Of one rank, by name, at most `MAX_NAMES`."""
     if not recording.has_table("scalars"):
         return ()
     counted = _find_counters(recording)
@@ -72,7 +64,7 @@ def _read_rank(recording: Recording) -> tuple[LoggedScalar, ...]:
 def _find_counters(recording: Recording) -> frozenset[str]:
     """Names of what was counted (`Recorder.count`): their sums are among the totals."""
     columns = recording.read("scalars")
-    is_count = columns["flags"].astype(np.int64) & ScalarFlag.COUNT != 0
+    is_count = int64_column(columns, "flags") & ScalarFlag.COUNT != 0
     return frozenset(map(recording.name_of, np.unique(columns["name_id"][is_count]).tolist()))
 
 

@@ -5,13 +5,14 @@ ranks that share gradients. The first tenth of the run is left out of the rate: 
 high skips there by design.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import int64_column
-from meshscope.store.read.run import Attempt
+from meshscope.store.read.recording import Recording
 from meshscope.store.schema import StepFlag
 
 
@@ -35,14 +36,19 @@ class SkippedUpdates:
         return self.num_late / self.num_late_steps if self.num_late_steps else 0.0
 
 
-def count_skipped(attempt: Attempt) -> SkippedUpdates | Unavailable:
-    found: dict[int, SkippedUpdates] = {}
-    for recording in attempt:
-        columns = recording.read("steps")
-        step = int64_column(columns, "step")
-        if len(step):
-            flags = columns["flags"].astype(np.int64, copy=False)
-            found[recording.rank] = _count_flags(step, (flags & StepFlag.SKIPPED) != 0)
+def count_rank_skipped(recording: Recording) -> SkippedUpdates | None:
+    """Of one rank; None where it finished no step."""
+    columns = recording.read("steps")
+    step = int64_column(columns, "step")
+    return (
+        _count_flags(step, (int64_column(columns, "flags") & StepFlag.SKIPPED) != 0)
+        if len(step)
+        else None
+    )
+
+
+def merge_skipped(ranks: Mapping[int, SkippedUpdates | None]) -> SkippedUpdates | Unavailable:
+    found = {rank: own for rank, own in ranks.items() if own is not None}
     if not found:
         return Unavailable("no step finished")
     late = tuple(rank for rank, own in found.items() if own.num_late)

@@ -5,8 +5,8 @@ Counters (`Recorder.count`) are added up over steps and ranks. Times are of deta
 split, except a given duration that lies where nothing was measured.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,52 +63,72 @@ class JobTotals:
     """Beyond the first hundred of a kind."""
 
 
-@dataclass(slots=True)
-class _Sums:
-    """What is added up over ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSums:
+    """One rank's part of the totals."""
 
-    num_rank_steps: int = 0
-    num_backwards: int = 0
-    num_tokens: int = 0
-    ranks_without_tokens: list[int] = field(default_factory=list)
-    counters: dict[str, list[Floats]] = field(default_factory=dict)
-    times: dict[tuple[str, bool], list[Int64s]] = field(default_factory=dict)
+    rank: int
+    num_steps: int
+    num_backwards: int
+    num_tokens: int | None
+    """None where they were neither logged nor counted."""
+    counters: Mapping[str, tuple[float, int]]
+    """Name to the sum and number of values."""
+    times: Mapping[tuple[str, bool], tuple[int, int]]
+    """Name, and whether it was given, to the sum in nanoseconds and the number of times."""
 
 
-def sum_totals(attempt: Attempt, phase_ns: Mapping[str, int]) -> JobTotals:
+def sum_rank(recording: Recording) -> RankSums:
+    steps = recording.read("steps")
+    return RankSums(
+        rank=recording.rank,
+        num_steps=len(steps["step"]),
+        num_backwards=int(int64_column(steps, "num_microbatches").sum()),
+        num_tokens=_sum_tokens(recording, int64_column(steps, "input_tokens")),
+        counters=_sum_counters(recording),
+        times=_sum_times(recording),
+    )
+
+
+def sum_totals(
+    attempt: Attempt, ranks: Sequence[RankSums], phase_ns: Mapping[str, int]
+) -> JobTotals:
     """`phase_ns`: host self time in steps by phase, of all ranks."""
-    sums = _Sums()
-    for recording in attempt:
-        _add_steps(sums, recording, has_own_tokens=_has_own_tokens(attempt, recording.rank))
-        _add_scalars(sums, recording)
-        _add_times(sums, recording)
+    by_counter: dict[str, list[tuple[float, int]]] = {}
+    by_time: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for own in ranks:
+        for name, counted in own.counters.items():
+            by_counter.setdefault(name, []).append(counted)
+        for key, timed in own.times.items():
+            by_time.setdefault(key, []).append(timed)
     counters = [
-        Counter(name=name, total=float(sum(map(np.sum, parts))), **_count(parts))
-        for name, parts in sums.counters.items()
+        Counter(
+            name=name,
+            total=float(sum(total for total, _ in parts)),
+            num_values=sum(count for _, count in parts),
+            num_ranks=len(parts),
+        )
+        for name, parts in by_counter.items()
     ]
     times = [
         TimedName(
             name=name,
             is_given=is_given,
-            total_ns=int(sum(map(np.sum, parts))),
-            num_times=sum(map(len, parts)),
+            total_ns=sum(total for total, _ in parts),
+            num_times=sum(count for _, count in parts),
             num_ranks=len(parts),
         )
-        for (name, is_given), parts in sums.times.items()
+        for (name, is_given), parts in by_time.items()
     ]
     return JobTotals(
-        num_rank_steps=sums.num_rank_steps,
-        num_backwards=sums.num_backwards,
-        num_tokens=_name_tokens(sums, attempt),
+        num_rank_steps=sum(own.num_steps for own in ranks),
+        num_backwards=sum(own.num_backwards for own in ranks),
+        num_tokens=_name_tokens(attempt, ranks),
         phase_ns=phase_ns,
         counters=tuple(sorted(counters, key=lambda one: one.name)[:MAX_NAMES]),
         times=tuple(sorted(times, key=lambda one: (-one.total_ns, one.name))[:MAX_NAMES]),
         num_names_left_out=sum(max(len(found) - MAX_NAMES, 0) for found in (counters, times)),
     )
-
-
-def _count(parts: list[Floats]) -> dict[str, int]:
-    return {"num_values": sum(map(len, parts)), "num_ranks": len(parts)}
 
 
 def _has_own_tokens(attempt: Attempt, rank: int) -> bool:
@@ -120,38 +140,33 @@ def _has_own_tokens(attempt: Attempt, rank: int) -> bool:
     return here.tp == here.pp == 0
 
 
-def _name_tokens(sums: _Sums, attempt: Attempt) -> int | Unavailable:
-    lacking = sums.ranks_without_tokens
+def _name_tokens(attempt: Attempt, ranks: Sequence[RankSums]) -> int | Unavailable:
+    own = [one for one in ranks if _has_own_tokens(attempt, one.rank)]
+    lacking = [one.rank for one in own if one.num_tokens is None]
     if lacking:
         return Unavailable(f"not known of ranks {abbreviate_ranks(lacking)}")
     if attempt.world_size > 1 and isinstance(attempt.layout, Unavailable):
         return Unavailable(f"which ranks share tokens is not known: {attempt.layout.reason}")
-    return sums.num_tokens
+    return sum(one.num_tokens or 0 for one in own)
 
 
-def _add_steps(sums: _Sums, recording: Recording, *, has_own_tokens: bool) -> None:
-    steps = recording.read("steps")
-    sums.num_rank_steps += len(steps["step"])
-    sums.num_backwards += int(int64_column(steps, "num_microbatches").sum())
-    if not has_own_tokens:
-        return
-    counted = int64_column(steps, "input_tokens")
-    logged = [part for name, part in _select(recording, is_count=False) if name == _TOKENS]
+def _sum_tokens(recording: Recording, counted: Int64s) -> int | None:
+    logged: list[Floats] = []
+    if _TOKENS in recording.names.values():
+        found = _select(recording, is_count=False)
+        logged = [part for name, part in found if name == _TOKENS]
     if logged:
         values = np.concatenate(logged)
-        sums.num_tokens += int(values[np.isfinite(values) & (np.abs(values) < 1e15)].sum())
-    elif (counted >= 0).any():
-        sums.num_tokens += int(counted[counted >= 0].sum())
-    else:
-        sums.ranks_without_tokens.append(recording.rank)
+        return int(values[np.isfinite(values) & (np.abs(values) < 1e15)].sum())
+    return int(counted[counted >= 0].sum()) if (counted >= 0).any() else None
 
 
-def _add_scalars(sums: _Sums, recording: Recording) -> None:
+def _sum_counters(recording: Recording) -> dict[str, tuple[float, int]]:
     of_rank: dict[str, list[Floats]] = {}
     for name, values in _select(recording, is_count=True):
         of_rank.setdefault(name, []).append(values)
-    for name, parts in of_rank.items():
-        sums.counters.setdefault(name, []).append(np.concatenate(parts))
+    joined = {name: np.concatenate(parts) for name, parts in of_rank.items()}
+    return {name: (float(values.sum()), len(values)) for name, values in joined.items()}
 
 
 def _select(recording: Recording, *, is_count: bool) -> Iterable[tuple[str, Floats]]:
@@ -159,18 +174,18 @@ def _select(recording: Recording, *, is_count: bool) -> Iterable[tuple[str, Floa
     if not recording.has_table("scalars"):
         return
     columns = recording.read("scalars")
-    is_wanted: Bools = (columns["flags"].astype(np.int64) & ScalarFlag.COUNT != 0) == is_count
+    is_wanted: Bools = (int64_column(columns, "flags") & ScalarFlag.COUNT != 0) == is_count
     value: Floats = columns["value"][is_wanted].astype(np.float64, copy=False)
     for one, rows in _group(columns["name_id"][is_wanted].astype(np.int64)):
         yield recording.name_of(one), value[rows]
 
 
-def _add_times(sums: _Sums, recording: Recording) -> None:
+def _sum_times(recording: Recording) -> dict[tuple[str, bool], tuple[int, int]]:
     spans = recording.read("spans")
-    flags = spans["flags"].astype(np.int64)
+    flags = int64_column(spans, "flags")
     kept = np.flatnonzero(flags & (SpanFlag.DETAIL | SpanFlag.GIVEN))
     if not len(kept):
-        return
+        return {}
     duration = int64_column(spans, "duration_ns")[kept]
     is_given = flags[kept] & SpanFlag.GIVEN != 0
     of_rank: dict[tuple[str, bool], list[Int64s]] = {}
@@ -178,8 +193,10 @@ def _add_times(sums: _Sums, recording: Recording) -> None:
         name = recording.name_of(code // 2)
         if not name.startswith(_COLLECTIONS):
             of_rank.setdefault((name, bool(code % 2)), []).append(duration[rows])
-    for key, parts in of_rank.items():
-        sums.times.setdefault(key, []).append(np.concatenate(parts))
+    return {
+        key: (sum(int(one.sum()) for one in parts), sum(map(len, parts)))
+        for key, parts in of_rank.items()
+    }
 
 
 def _group(codes: Int64s) -> Iterable[tuple[int, Int64s]]:

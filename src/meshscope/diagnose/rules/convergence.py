@@ -17,7 +17,6 @@ from meshscope.analyze.training.convergence import (
     find_level_change,
 )
 from meshscope.analyze.training.loss_rises import find_rises
-from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
@@ -357,7 +356,7 @@ class GradientNorm(Rule):
         found = need(context.study.convergence)
         if found.loss_nonfinite is not None:
             return  # a loss that is not finite has such gradients: reported once
-        skipped = known(context.study.get(_job_skipped))
+        skipped = known(context.study.skipped_updates)
         is_scaled = skipped is not None and skipped.num_skipped > 0
         if found.norm_nonfinite is not None and not is_scaled:
             yield self._report_nonfinite(found.norm_nonfinite, context)
@@ -502,10 +501,6 @@ def _mark_steps(
     return marks, steps.num_steps
 
 
-def _job_skipped(study: Study) -> SkippedUpdates | Unavailable:
-    return count_skipped(study.attempt)
-
-
 class SkippedSteps(Rule):
     """Updates were skipped.
 
@@ -529,7 +524,7 @@ class SkippedSteps(Rule):
     is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
-        found = need(context.study.get(_job_skipped))
+        found = need(context.study.skipped_updates)
         if found.num_late < _MIN_SKIPPED:
             return
         if found.late_ratio < context.thresholds[_MIN_SKIPPED_RATIO]:

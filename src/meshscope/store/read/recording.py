@@ -26,7 +26,7 @@ from meshscope.store.read.columns import (
     schema_too_new_text,
     select_rows,
 )
-from meshscope.store.read.files import exists, file_size, read_file
+from meshscope.store.read.files import exists, file_size, list_names, read_file
 from meshscope.store.read.parquet import CompactedRun
 from meshscope.store.read.table_files import lacks_segment, read_thinnings, sign_files, table_files
 from meshscope.store.read.table_window import (
@@ -221,9 +221,21 @@ class FolderRecording(Recording):
     """Tables the rank made, as its journal says."""
     compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
     _paths: dict[str, Path] = field(default_factory=dict, repr=False, compare=False)
+    _listed: frozenset[str] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def _names(self) -> frozenset[str] | None:
+        """What is in the folder of a rank that has ended: nobody adds to it, so it is listed once.
+        None of one that may still record."""
+        if self.closing is not None and self._listed is None:
+            try:
+                self._listed = frozenset(list_names(self.directory))
+            except OSError:
+                return None
+        return self._listed
 
     def has_table(self, name: str) -> bool:
-        return bool(table_files(self.directory, name)) or self._is_compacted(name)
+        return bool(table_files(self.directory, name, self._names)) or self._is_compacted(name)
 
     def open_phases(self) -> list[OpenPhase]:
         path = self.directory / OPEN_STEP_NAME
@@ -269,7 +281,7 @@ class FolderRecording(Recording):
     def count_rows(self, name: str) -> int:
         """By the file's length, or as the compacted run says."""
         num_rows, has_files = 0, False
-        for path in table_files(self.directory, name):
+        for path in table_files(self.directory, name, self._names):
             try:
                 num_rows += max(file_size(path) - HEADER_BYTES, 0) // RECORD_BYTES
             except OSError:
@@ -328,20 +340,21 @@ class FolderRecording(Recording):
         """The rows of a table's files; None where it has none. Read again where they were replaced
         meanwhile: rows would be missing, or there twice."""
         for look in range(_NUM_LOOKS):
-            before = sign_files(self.directory, name) if name in THINNED_TABLES else ()
-            paths = table_files(self.directory, name)
-            if not paths:
-                return None
+            is_growing = name in THINNED_TABLES and self.closing is None
+            before = sign_files(self.directory, name) if is_growing else ()
+            paths = table_files(self.directory, name, self._names)
             parts = []
-            for path in paths:
+            for path in list(paths):
                 try:
                     parts.append(read(path))
                 except FileNotFoundError:
-                    continue
+                    paths.remove(path)
                 except OSError as error:
                     self._note(describe_unreadable(path, error, self.rank))
             if not before or before == sign_files(self.directory, name) or look + 1 == _NUM_LOOKS:
                 break
+        if not paths:
+            return None
         is_limited = "max_bytes" in self.header and name in THINNED_TABLES
         if is_limited and lacks_segment(self.directory, name):
             text = "a file of this table is missing: records between two of its segments are lost"
@@ -360,7 +373,7 @@ class FolderRecording(Recording):
         return read.columns
 
     def find_thinned(self, steps: Int64s) -> Bools:
-        thinnings = read_thinnings(self.directory)
+        thinnings = read_thinnings(self.directory, self._names)
         if not thinnings:
             return Recording.find_thinned(self, steps)
         kept = self.read_raw("kept_windows")
@@ -373,7 +386,7 @@ class FolderRecording(Recording):
 
     def _flag_thinned(self, columns: Columns) -> Columns:
         """Says in the flags of steps which are not whole."""
-        thinnings = read_thinnings(self.directory)
+        thinnings = read_thinnings(self.directory, self._names)
         if not thinnings:
             return columns
         is_thinned = self.find_thinned(int64_column(columns, "step"))
@@ -385,7 +398,7 @@ class FolderRecording(Recording):
     def _leave_out_later(self, columns: Columns) -> Columns:
         """Sums of a round that a killed process had not finished do not count."""
         rounds = np.full(256, -1, dtype=np.int64)
-        for name, thinning in read_thinnings(self.directory).items():
+        for name, thinning in read_thinnings(self.directory, self._names).items():
             rounds[THINNED_TABLES.index(name)] = -1 if thinning is None else thinning.round
         return select_rows(columns, int64_column(columns, "round") <= rounds[columns["source"]])
 

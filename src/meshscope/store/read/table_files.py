@@ -5,6 +5,7 @@ A table is its thinned file, the sealed one and the one being written, in this o
 has the rule. Tables that are never thinned have the last one only.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from meshscope.store.write.table_file import HEADER_BYTES, unpack_header
 from meshscope.store.write.writer import TABLE_SUFFIX
 
 _MAX_LEVEL = 62
+_SUFFIXES = (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +31,25 @@ class Thinning:
     noteworthy_level: int
 
 
-def table_files(directory: Path, name: str) -> list[Path]:
-    """The files of a table that are there and count, oldest records first."""
-    live = directory / f"{name}{TABLE_SUFFIX}"
-    if name not in THINNED_TABLES:
-        return [live] if identify(live) is not None else []
-    old, sealed = directory / f"{name}{OLD_SUFFIX}", directory / f"{name}{SEALED_SUFFIX}"
-    found = [path for path in (old, sealed, live) if identify(path) is not None]
-    if sealed in found and old in found and _is_covered(old, sealed):
-        found.remove(sealed)
+def table_files(directory: Path, name: str, names: Collection[str] | None = None) -> list[Path]:
+    """The files of a table that are there and count, oldest records first.
+
+    `names`: all that is in the directory, of a rank that has ended; else the storage is asked.
+    """
+    suffixes = _SUFFIXES if name in THINNED_TABLES else _SUFFIXES[-1:]
+    found = _find(directory, [f"{name}{suffix}" for suffix in suffixes], names)
+    if len(found) > 1:
+        old, sealed = directory / f"{name}{OLD_SUFFIX}", directory / f"{name}{SEALED_SUFFIX}"
+        if sealed in found and old in found and _is_covered(old, sealed):
+            found.remove(sealed)
     return found
+
+
+def _find(directory: Path, wanted: list[str], names: Collection[str] | None) -> list[Path]:
+    """Those that are there; a path is joined only where it must be: joining is slow."""
+    if names is not None:
+        return [directory / one for one in wanted if one in names]
+    return [path for one in wanted if identify(path := directory / one) is not None]
 
 
 def lacks_segment(directory: Path, name: str) -> bool:
@@ -58,16 +69,13 @@ def lacks_segment(directory: Path, name: str) -> bool:
 
 def list_all_files(directory: Path, name: str) -> list[Path]:
     """All files of a table, also those that count no more."""
-    suffixes = (
-        (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX) if name in THINNED_TABLES else (TABLE_SUFFIX,)
-    )
-    paths = [directory / f"{name}{suffix}" for suffix in suffixes]
-    return [path for path in paths if identify(path) is not None]
+    suffixes = _SUFFIXES if name in THINNED_TABLES else _SUFFIXES[-1:]
+    return _find(directory, [f"{name}{suffix}" for suffix in suffixes], None)
 
 
 def sign_files(directory: Path, name: str) -> tuple[object, ...]:
     """Another value where the table has other files than before; equal while one only grows."""
-    paths = [directory / f"{name}{suffix}" for suffix in (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX)]
+    paths = [directory / f"{name}{suffix}" for suffix in _SUFFIXES]
     return tuple(identify(path) for path in paths)
 
 
@@ -95,7 +103,9 @@ def read_thinning(path: Path) -> Thinning | None:
     return found if found.window_steps > 0 and all(0 <= n <= _MAX_LEVEL for n in levels) else None
 
 
-def read_thinnings(directory: Path) -> dict[str, Thinning | None]:
+def read_thinnings(
+    directory: Path, names: Collection[str] | None = None
+) -> dict[str, Thinning | None]:
     """Of every table that has a thinned file; None where its header is damaged."""
-    paths = {name: directory / f"{name}{OLD_SUFFIX}" for name in THINNED_TABLES}
-    return {name: read_thinning(path) for name, path in paths.items() if identify(path) is not None}
+    found = _find(directory, [f"{name}{OLD_SUFFIX}" for name in THINNED_TABLES], names)
+    return {path.name.removesuffix(OLD_SUFFIX): read_thinning(path) for path in found}

@@ -5,7 +5,7 @@ A record that is not written yet ends a rank's part of a look; one that stays un
 ones are whole is passed over, as in `table_tail`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from meshscope.store.write.table_file import CHECK_SALT, HEADER_BYTES, VOID_WORD
 
 _CHUNK_RECORDS = 128
 """Of one rank at a time; those that have more are read again."""
+_FILES_AT_ONCE = 2048
 _MAX_LOOKS = 3
 _UNWRITTEN = WINDOW_BYTES // RECORD_BYTES
 
@@ -32,19 +33,15 @@ class TableTails:
         self._files = [0] * len(paths)
         self._num_looks = np.zeros(len(paths), dtype=np.int64)
 
-    def read(self) -> tuple[Int64s, Int64s]:
-        """The index of the file and the words of every record that is new."""
-        found: list[tuple[Int64s, Int64s]] = []
-        asked: Int64s = np.arange(len(self._paths))
-        while len(asked):
-            index, words, asked = self._read_once(asked)
-            found.append((index, words))
-        return (
-            np.concatenate([index for index, _ in found]) if found else np.empty(0, np.int64),
-            np.concatenate([words for _, words in found])
-            if found
-            else np.empty((0, NUM_WORDS), np.int64),
-        )
+    def read(self) -> Iterator[tuple[Int64s, Int64s]]:
+        """The index of the file and the words of every record that is new, in parts: those of one
+        file in order, and no more at a time than memory should hold."""
+        for first in range(0, len(self._paths), _FILES_AT_ONCE):
+            asked: Int64s = np.arange(first, min(first + _FILES_AT_ONCE, len(self._paths)))
+            while len(asked):
+                index, words, asked = self._read_once(asked)
+                if len(index):
+                    yield index, words
 
     def _read_once(self, asked: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """One chunk of each file; and the files that have more."""

@@ -69,7 +69,11 @@ def _span_end(words: Int64s) -> Int64s:
 
 
 def _last_stamp(words: Int64s) -> Int64s:
-    return np.asarray(words[:, 1:7].max(axis=1), dtype=np.int64)
+    # Column by column: a maximum along short rows is several times slower.
+    last = words[:, 1].copy()
+    for index in range(2, 7):
+        np.maximum(last, words[:, index], out=last)
+    return last
 
 
 TIME_OF: dict[str, Callable[[Int64s], Int64s]] = {
@@ -257,16 +261,26 @@ def _select_good(
     words: Int64s, first: int, key_of: Callable[[Int64s], Int64s], bounds: Sequence[tuple[int, int]]
 ) -> Int64s:
     """Good records inside the bounds."""
-    key = key_of(words)
-    inside = np.zeros(len(words), dtype=np.bool_)
-    for begin, end in bounds:
-        inside |= (key >= begin) & (key <= end)
-    row = np.flatnonzero(inside)
+    row = _find_inside(key_of(words), bounds)
     # One piece of the file: a checksum depends on the record's index.
     good = _is_good(words, first)[row] if 4 * len(row) > len(words) else _check(words, row, first)
     picked = words[row[good]]
     is_void = (picked[:, 1:] == VOID_WORD).all(axis=1)
     return picked[~is_void] if is_void.any() else picked
+
+
+def _find_inside(key: Int64s, bounds: Sequence[tuple[int, int]]) -> Int64s:
+    """Rows whose key lies in one of the bounds."""
+    inside = np.zeros(len(key), dtype=np.bool_)
+    if bool((key[1:] >= key[:-1]).all()):  # nearly always: records are written in order of time
+        ends = np.searchsorted(key, [end for _, end in bounds], side="right").tolist()
+        begins = np.searchsorted(key, [begin for begin, _ in bounds]).tolist()
+        for low, high in zip(begins, ends, strict=True):
+            inside[low:high] = True
+    else:
+        for begin, end in bounds:
+            inside |= (key >= begin) & (key <= end)
+    return np.flatnonzero(inside)
 
 
 def _is_good(words: Int64s, first: int) -> npt.NDArray[np.bool_]:
