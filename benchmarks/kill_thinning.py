@@ -4,19 +4,37 @@ The child writes steps of ten operations, and a thread beside it thins them into
 rest, so that a kill finds every moment of a round. What must hold afterwards is what the files
 themselves say: every acknowledged step is there; every acknowledged operation of a step that is
 called whole, or is not decided on, is there, once and unchanged; sums cover exactly the rest.
+
+In the modes `shipping` another process sends the run to an archive meanwhile, pass after pass, and
+is killed too, some time before the rank and again with it. Whatever list the archive had then must
+be of a run that can be read and has nothing wrong in it. A new process then sends the rest, reads
+all of it back, and the archive must have what the folder has.
 """
 
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from kill_recorder import Counts
 
+from meshscope.errors import RunError, StorageError
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
-from meshscope.store.read.table_files import read_thinnings
+from meshscope.store.read.run import open_run
+from meshscope.store.read.table_files import lacks_segment, read_thinnings
+from meshscope.store.remote.mirror import mount
+from meshscope.store.remote.storage import Storage
+from meshscope.store.remote.upload import Uploader
 from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.write.writer import RankWriter
 
@@ -81,16 +99,9 @@ def _thin(writer: RankWriter) -> None:
 def compare(recording: Recording, acknowledged: Counts) -> Compared:
     """What was lost although the files promise it, what is wrong."""
     num_steps, num_operations = acknowledged.get(0, 0), acknowledged.get(0, 1)
-    columns = recording.read("collectives")
-    number = int64_column(columns, "sequence")
+    num_wrong = count_wrong_operations(recording)
+    number = int64_column(recording.read("collectives"), "sequence")
     steps = int64_column(recording.read("steps"), "step")
-    is_wrong = int64_column(columns, "size_bytes") != number
-    is_wrong |= int64_column(columns, "step") != number // OPERATIONS_PER_STEP
-    duration = int64_column(columns, "end_host_mono_ns") - int64_column(
-        columns, "start_host_mono_ns"
-    )
-    is_wrong |= duration != number % 977
-    num_wrong = int(is_wrong.sum()) + len(number) - len(np.unique(number))
     of_step = np.arange(num_operations) // OPERATIONS_PER_STEP
     is_promised = ~recording.find_thinned(of_step)
     num_lost = int((is_promised & ~np.isin(np.arange(num_operations), number)).sum())
@@ -112,3 +123,106 @@ def compare(recording: Recording, acknowledged: Counts) -> Compared:
 
 
 _SUMMED = ("num_records", "total_ns", "total_bytes")
+
+
+def count_wrong_operations(recording: Recording) -> int:
+    """Operations that are there twice or not as they were written."""
+    columns = recording.read("collectives")
+    number = int64_column(columns, "sequence")
+    is_wrong = int64_column(columns, "size_bytes") != number
+    is_wrong |= int64_column(columns, "step") != number // OPERATIONS_PER_STEP
+    duration = int64_column(columns, "end_host_mono_ns") - int64_column(
+        columns, "start_host_mono_ns"
+    )
+    is_wrong |= duration != number % 977
+    return int(is_wrong.sum()) + len(number) - len(np.unique(number))
+
+
+@contextmanager
+def serve_storage() -> Iterator[str]:
+    """An S3-compatible server on loopback, and a bucket on it."""
+    import fsspec
+
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port = asked.getsockname()[1]
+    server = subprocess.Popen(
+        [Path(sys.executable).parent / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.environ.update(
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+        AWS_ACCESS_KEY_ID="testing",
+        AWS_SECRET_ACCESS_KEY="testing",
+        AWS_DEFAULT_REGION="us-east-1",
+    )
+    try:
+        for _ in range(300):
+            with socket.socket() as tried:
+                if tried.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        fsspec.filesystem("s3").mkdir("storm")
+        yield "s3://storm"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+class Shipper:
+    """The process that sends the run, again and again; it never ends by itself."""
+
+    def __init__(self, run_dir: Path, url: str) -> None:
+        self._pid = os.fork()
+        if self._pid:
+            return
+        try:
+            uploader = Uploader(run_dir, url)
+            while True:
+                if (run_dir / "rank00000").exists():
+                    uploader.send(is_final=False)
+                time.sleep(0.01)
+        finally:
+            os._exit(1)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def ship(run_dir: Path, url: str, seconds: float, rng: random.Random) -> Shipper:
+    """The second shipper, after so many seconds; the first was killed in between."""
+    first_s = rng.uniform(0.0, seconds)
+    shipper = Shipper(run_dir, url)
+    time.sleep(first_s)
+    shipper.kill()
+    shipper = Shipper(run_dir, url)
+    time.sleep(seconds - first_s)
+    return shipper
+
+
+def open_archive(url: str) -> Recording | None:
+    """The archive as its list is now; None where no rank is in it yet."""
+    try:
+        return open_run(mount(url)).last_attempt.ranks[0]
+    except (RunError, StorageError):
+        return None
+
+
+def send_rest(run_dir: Path, url: str) -> None:
+    """As `meshscope archive` does it: by a process that knows nothing of the earlier ones."""
+    uploader = Uploader(run_dir, url)
+    uploader.send(is_final=True)
+    uploader.verify()
+
+
+def empty(url: str) -> None:
+    """Removes an archive."""
+    storage = Storage(url)
+    storage.remove(list(storage.list_files()))
+
+
+def is_incomplete(recording: Recording) -> bool:
+    """Whether a pass met a segment that was being renamed."""
+    return any(lacks_segment(recording.directory, name) for name in THINNED_TABLES)
