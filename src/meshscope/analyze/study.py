@@ -375,8 +375,11 @@ class Study:
     def budget(self) -> "Budget":
         """Where the wall clock of every rank and step went."""
         from meshscope.analyze.budget.budget import measure_budget
+        from meshscope.analyze.budget.exact_sums import read_exact_sums
 
-        return measure_budget(need(self.timeline), self.flops, known(self.device_parts))
+        timeline = need(self.timeline)
+        exact = read_exact_sums(self.attempt, int(timeline.steps[0]))
+        return measure_budget(timeline, self.flops, known(self.device_parts), exact)
 
     @cached_property
     def flops(self) -> "Mapping[int, RankFlops] | Unavailable":

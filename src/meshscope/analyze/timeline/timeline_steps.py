@@ -141,7 +141,8 @@ def _keep_windows(
         num_rows = _count_rows(recordings, THINNED_TABLES)
         windows = choose_whole_steps(recordings, first, last, num_rows, choice)
     else:
-        windows = choose_windows(first, last, num_kept or last - first + 1, choice.num_windows)
+        num_kept = num_kept or last - first + 1
+        windows = choose_windows(first, last, num_kept, choice.count_windows(num_kept))
     if not windows:
         return Unavailable("no step was finished by every rank")
     # One step more before each window: where it ends, the first period begins.

@@ -48,7 +48,7 @@ def choose_whole_steps(
         return _join(whole[is_nth] if is_nth.any() else whole)
     is_newest = whole > thinned[-1] if len(thinned) else np.ones(len(whole), dtype=np.bool_)
     candidates = whole[is_nth | is_newest]
-    windows = choose_windows(first, last, num_kept, choice.num_windows)
+    windows = choose_windows(first, last, num_kept, choice.count_windows(num_kept))
     parts = []
     for begin, end in windows:
         index = int(np.searchsorted(candidates, begin))
