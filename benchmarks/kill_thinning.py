@@ -1,14 +1,16 @@
 """The storm's mode `thinning`: a rank is killed while its old records are being thinned.
 
-The child writes steps of ten operations, and a thread beside it thins them into 1 MiB without
-rest, so that a kill finds every moment of a round. What must hold afterwards is what the files
-themselves say: every acknowledged step is there; every acknowledged operation of a step that is
-called whole, or is not decided on, is there, once and unchanged; sums cover exactly the rest.
+The child writes steps of ten operations and a record of phases, and a thread beside it thins all
+of them into 1 MiB without rest, so that a kill finds every moment of a round. What must hold
+afterwards is what the files themselves say: every acknowledged step and its phases are there where
+their window is kept or not decided on; so is every acknowledged operation of a step that is called
+whole, once and unchanged; sums cover exactly the rest.
 
 In the modes `shipping` another process sends the run to an archive meanwhile, pass after pass, and
 is killed too, some time before the rank and again with it. Whatever list the archive had then must
-be of a run that can be read and has nothing wrong in it. A new process then sends the rest, reads
-all of it back, and the archive must have what the folder has.
+be of a run that can be read and has nothing wrong in it (every third time this is looked at). A new
+shipper then sends the rest, and the archive, every chunk of it checked, must have what the folder
+has.
 """
 
 import os
@@ -32,8 +34,8 @@ from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.read.table_files import lacks_segment, read_thinnings
+from meshscope.store.read.whole_steps import mark_thinned
 from meshscope.store.remote.mirror import mount
-from meshscope.store.remote.storage import Storage
 from meshscope.store.remote.upload import Uploader
 from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.write.writer import RankWriter
@@ -51,6 +53,7 @@ class Compared:
     num_lost: int = 0
     num_wrong: int = 0
     num_rounds: int = 0
+    num_step_rounds: int = 0
 
 
 def operation_words(number: int) -> tuple[int, ...]:
@@ -75,6 +78,8 @@ def follow(run_dir: Path, acknowledged: Counts, *, mapped: bool) -> None:
             writer.table("collectives").put(*operation_words(number))
             if mapped:
                 acknowledged.set(0, 1, number + 1)
+        stamps = (end_ns - 9, end_ns - 8, end_ns - 7, end_ns - 6, end_ns - 5, end_ns - 4)
+        writer.table("phases").put(*stamps, 1 << 32 | 1)
         writer.table("steps").put(step, end_ns - STEP_NS, end_ns, 1, -1, 0, 0)
         step += 1
         if mapped:
@@ -105,11 +110,25 @@ def compare(recording: Recording, acknowledged: Counts) -> Compared:
     of_step = np.arange(num_operations) // OPERATIONS_PER_STEP
     is_promised = ~recording.find_thinned(of_step)
     num_lost = int((is_promised & ~np.isin(np.arange(num_operations), number)).sum())
-    num_lost += num_steps - int(np.isin(np.arange(num_steps), steps).sum())
-    found = read_thinnings(recording.directory).get("collectives")
+    thinnings = read_thinnings(recording.directory)
+    sums, kept = recording.read("aggregates"), recording.read_raw("kept_windows")
+    for name, own in (("steps", steps), ("phases", _phase_steps(recording))):
+        thinned = thinnings.get(name)
+        is_gone = mark_thinned(
+            np.arange(num_steps),
+            [] if thinned is None else [thinned],
+            int64_column(kept, "first_step"),
+            int64_column(kept, "ordinal"),
+        )
+        num_lost += int((~is_gone & ~np.isin(np.arange(num_steps), own)).sum())
+        num_wrong += len(own) - len(np.unique(own))
+        num_summed = int64_column(sums, "num_records")[sums["source"] == _source(name)].sum()
+        per_step = 4 if name == "phases" else 1
+        bound = 0 if thinned is None else thinned.first_undecided_step
+        num_wrong += int(num_summed) != bound * per_step
+    found = thinnings.get("collectives")
     bound = 0 if found is None else found.first_undecided_step * OPERATIONS_PER_STEP
-    sums = recording.read("aggregates")
-    is_ours = sums["source"] == THINNED_TABLES.index("collectives")
+    is_ours = sums["source"] == _source("collectives")
     summed = [int(int64_column(sums, name)[is_ours].sum()) for name in _SUMMED]
     numbers = np.arange(bound)
     expected = [bound, int((numbers % 977).sum()), int(numbers.sum())]
@@ -119,10 +138,20 @@ def compare(recording: Recording, acknowledged: Counts) -> Compared:
         num_lost=num_lost,
         num_wrong=num_wrong + (summed != expected),
         num_rounds=0 if found is None else found.round,
+        num_step_rounds=thinnings["steps"].round if thinnings.get("steps") else 0,
     )
 
 
 _SUMMED = ("num_records", "total_ns", "total_bytes")
+
+
+def _source(name: str) -> int:
+    return THINNED_TABLES.index(name)
+
+
+def _phase_steps(recording: Recording) -> np.ndarray:
+    ends = int64_column(recording.read_raw("phases"), "backward_end_host_mono_ns")
+    return (ends + 4 - START_NS) // STEP_NS - 1
 
 
 def count_wrong_operations(recording: Recording) -> int:
@@ -182,7 +211,7 @@ class Shipper:
             while True:
                 if (run_dir / "rank00000").exists():
                     uploader.send(is_final=False)
-                time.sleep(0.01)
+                time.sleep(0.03)
         finally:
             os._exit(1)
 
@@ -212,15 +241,14 @@ def open_archive(url: str) -> Recording | None:
 
 def send_rest(run_dir: Path, url: str) -> None:
     """As `meshscope archive` does it: by a process that knows nothing of the earlier ones."""
-    uploader = Uploader(run_dir, url)
-    uploader.send(is_final=True)
-    uploader.verify()
+    Uploader(run_dir, url).send(is_final=True)
 
 
 def empty(url: str) -> None:
-    """Removes an archive."""
-    storage = Storage(url)
-    storage.remove(list(storage.list_files()))
+    """Removes an archive, in one request."""
+    import fsspec
+
+    fsspec.filesystem("s3").rm(url, recursive=True)
 
 
 def is_incomplete(recording: Recording) -> bool:

@@ -215,7 +215,10 @@ class Study:
         for recording in self.attempt:
             steps = order_steps(recording.read("steps"))
             durations.add(recording.rank, steps.step, steps.duration_ns)
-            intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
+            follows = steps.is_followed
+            intervals.add(
+                recording.rank, steps.step[:-1][follows], np.diff(steps.start_ns)[follows]
+            )
         return summarize_job_steps(
             durations,
             intervals,
@@ -571,11 +574,12 @@ def _merge_ranks(
         rank, steps = result.summary.rank, result.steps
         ranks.append(result.summary)
         durations.add(rank, steps.step, steps.duration_ns)
-        intervals.add(rank, steps.step[:-1], np.diff(steps.start_ns))
+        follows = steps.is_followed
+        intervals.add(rank, steps.step[:-1][follows], np.diff(steps.start_ns)[follows])
         peers.add(rank, steps.step, result.phases, is_steady=result.is_phased)
         rates[rank] = result.rates
         overhead.append(result.overhead)
-        longest = max(longest, (len(steps), stepping_ns(steps)))
+        longest = max(longest, (steps.num_finished, stepping_ns(steps)))
         if steps.num_overlapping:
             problems.append(_describe_overlap(rank, steps.num_overlapping))
     steps_of_job = summarize_job_steps(

@@ -22,7 +22,7 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.table_window import TimeWindows
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
-from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.retention_tables import DETAIL_TABLES
 from meshscope.store.schema import StepFlag
 
 _COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
@@ -138,7 +138,7 @@ def _keep_windows(
     num_warmup = count_warmup(last - lowest + 1, warmup_steps)
     first = max(first, lowest + num_warmup)
     if is_thinned(recordings):
-        num_rows = _count_rows(recordings, THINNED_TABLES)
+        num_rows = _count_rows(recordings, DETAIL_TABLES)
         windows = choose_whole_steps(recordings, first, last, num_rows, choice)
     else:
         num_kept = num_kept or last - first + 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.store.read.files import ByteFile, identify
-from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.retention_tables import SEGMENTED_TABLES, THINNED_TABLES
 from meshscope.store.write.segments import OLD_SUFFIX, SEALED_SUFFIX
 from meshscope.store.write.table_file import HEADER_BYTES, unpack_header
 from meshscope.store.write.writer import TABLE_SUFFIX
@@ -32,13 +32,27 @@ class Thinning:
 def table_files(directory: Path, name: str) -> list[Path]:
     """The files of a table that are there and count, oldest records first."""
     live = directory / f"{name}{TABLE_SUFFIX}"
-    if name not in THINNED_TABLES:
+    if name not in SEGMENTED_TABLES:
         return [live] if identify(live) is not None else []
     old, sealed = directory / f"{name}{OLD_SUFFIX}", directory / f"{name}{SEALED_SUFFIX}"
     found = [path for path in (old, sealed, live) if identify(path) is not None]
     if sealed in found and old in found and _is_covered(old, sealed):
         found.remove(sealed)
     return found
+
+
+def sealed_path(live: Path) -> Path:
+    """What a table's file is called once the table goes on in a new one, until it is thinned."""
+    return live.with_name(f"{live.name.removesuffix(TABLE_SUFFIX)}{SEALED_SUFFIX}")
+
+
+def read_segment(file: ByteFile) -> int:
+    """Which segment of its table a file is; 0 where it is the only one."""
+    try:
+        segment = unpack_header(file.read(0, HEADER_BYTES)).get("segment")
+    except ValueError:
+        return 0
+    return segment if isinstance(segment, int) else 0
 
 
 def lacks_segment(directory: Path, name: str) -> bool:
@@ -59,7 +73,7 @@ def lacks_segment(directory: Path, name: str) -> bool:
 def list_all_files(directory: Path, name: str) -> list[Path]:
     """All files of a table, also those that count no more."""
     suffixes = (
-        (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX) if name in THINNED_TABLES else (TABLE_SUFFIX,)
+        (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX) if name in SEGMENTED_TABLES else (TABLE_SUFFIX,)
     )
     paths = [directory / f"{name}{suffix}" for suffix in suffixes]
     return [path for path in paths if identify(path) is not None]
