@@ -81,8 +81,9 @@ class ModeResult:
     num_step_rounds: int = 0
     """The last of them that thinned steps, too."""
     num_archives: int = 0
-    """Looked at with the list they had when the shipper was killed; modes `shipping` only, like the
-    next two."""
+    """With a list when the rank was killed, before the rest was sent; modes `shipping` only, like
+    the next three."""
+    num_shipper_kills: int = 0
     num_incomplete_archives: int = 0
     """Of these, lists of a pass that met a segment while it was renamed: the next pass has it."""
     num_archived_lost: int = 0
@@ -159,10 +160,14 @@ def child(run_dir: Path, mode: str, acknowledged: Acknowledged) -> None:
 
 
 def kill_once(
-    directory: Path, mode: str, rng: random.Random, result: ModeResult, bucket: str = ""
+    directory: Path,
+    mode: str,
+    rng: random.Random,
+    result: ModeResult,
+    shipper: kill_thinning.Shipper | None = None,
+    number: int = 1,
 ) -> None:
-    """One child, one SIGKILL, one look at what is left."""
-    url = f"{bucket}/{mode}-{result.num_kills}"
+    """One child, one SIGKILL, one look at what is left. The n-th one of a storm."""
     run_dir = directory / "run"
     acknowledged = Acknowledged()
     script_seed = rng.randrange(1 << 30)
@@ -178,16 +183,17 @@ def kill_once(
             child(run_dir, mode, acknowledged)
         finally:
             os._exit(1)
-    seconds = rng.uniform(0.0, _LONGEST_SECONDS.get(mode, 0.15))
-    shipper = None
-    if mode in SHIPPING_MODES:
-        shipper = kill_thinning.ship(run_dir, url, seconds, rng)
-    else:
-        time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
     if shipper is not None:
+        shipper.send(number)
+    time.sleep(rng.uniform(0.0, _LONGEST_SECONDS.get(mode, 0.15)))
+    os.kill(pid, signal.SIGKILL)
+    if shipper is not None and number % 5 == 0:
         shipper.kill()
+        result.num_shipper_kills += 1
+        shipper.start()
+    elif shipper is not None:
+        shipper.rest()
+    os.waitpid(pid, 0)
     result.num_kills += 1
     total = sum(acknowledged.get(t, i) for t in range(NUM_THREADS) for i in range(len(TABLES)))
     has_begun = (run_dir / "rank00000" / "attempt000").exists()
@@ -195,8 +201,8 @@ def kill_once(
         result.num_opened += 1  # nothing had been made: nothing to open, nothing lost
     elif mode in THINNING_MODES + SHIPPING_MODES:
         check_thinning(run_dir, acknowledged, result)
-        if mode in SHIPPING_MODES:
-            check_archive(run_dir, url, acknowledged, result)
+        if shipper is not None:
+            check_archive(run_dir, shipper.url(number), acknowledged, result)
     elif mode == RECORDER_MODE:
         check_recorder(run_dir, script_seed, acknowledged, result)
     else:
@@ -248,7 +254,7 @@ def check_thinning(run_dir: Path, acknowledged: Acknowledged, result: ModeResult
 
 def check_archive(run_dir: Path, url: str, acknowledged: Acknowledged, result: ModeResult) -> None:
     """What was in the archive when its shipper was killed, and what a new one made of it."""
-    found = kill_thinning.open_archive(url) if result.num_kills % 3 == 0 else None
+    found = kill_thinning.open_archive(url)
     if found is not None:
         result.num_archives += 1
         # It has what its own list says, of an earlier moment: nothing was acknowledged for it.
@@ -324,15 +330,18 @@ def storm(
     rng = random.Random(seed)
     results = {mode: ModeResult(mode=mode) for mode in modes}
     with ExitStack() as stack:
-        bucket = ""
+        shipper = None
         if set(modes) & set(SHIPPING_MODES):
             bucket = stack.enter_context(kill_thinning.serve_storage())
             os.environ["MESHSCOPE_CACHE"] = str(directory / "cache")
+            shipper = kill_thinning.Shipper(directory / "run", bucket)
+            stack.callback(shipper.kill)
         for number in range(num_kills):
             if time.monotonic() > end:
                 break
             mode = modes[number % len(modes)]
-            kill_once(directory, mode, rng, results[mode], bucket)
+            own = shipper if mode in SHIPPING_MODES else None
+            kill_once(directory, mode, rng, results[mode], own, number + 1)
             shutil.rmtree(directory / "cache", ignore_errors=True)
     return list(results.values())
 

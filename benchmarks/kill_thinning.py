@@ -6,15 +6,14 @@ afterwards is what the files themselves say: every acknowledged step and its pha
 their window is kept or not decided on; so is every acknowledged operation of a step that is called
 whole, once and unchanged; sums cover exactly the rest.
 
-In the modes `shipping` another process sends the run to an archive meanwhile, pass after pass, and
-is killed too, some time before the rank and again with it. Whatever list the archive had then must
-be of a run that can be read and has nothing wrong in it (every third time this is looked at). A new
-shipper then sends the rest, and the archive, every chunk of it checked, must have what the folder
-has.
+In the modes `shipping` another process sends the run to an archive meanwhile, pass after pass. It
+is killed too, with the rank, every fifth time. Whatever list the archive has then must be of a run
+that can be read and has nothing wrong in it. A new uploader then sends the rest, and the archive,
+every chunk of it checked, must have what the folder has.
 """
 
+import mmap
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -35,6 +34,7 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.read.table_files import lacks_segment, read_thinnings
 from meshscope.store.read.whole_steps import mark_thinned
+from meshscope.store.remote import storage
 from meshscope.store.remote.mirror import mount
 from meshscope.store.remote.upload import Uploader
 from meshscope.store.retention_tables import THINNED_TABLES
@@ -186,6 +186,7 @@ def serve_storage() -> Iterator[str]:
         AWS_SECRET_ACCESS_KEY="testing",
         AWS_DEFAULT_REGION="us-east-1",
     )
+    share_clients()
     try:
         for _ in range(300):
             with socket.socket() as tried:
@@ -200,35 +201,66 @@ def serve_storage() -> Iterator[str]:
 
 
 class Shipper:
-    """The process that sends the run, again and again; it never ends by itself."""
+    """A process that sends the run it is told of, pass after pass. It stays for many kills, as a
+    client for object storage takes longer to make than most of these runs last."""
 
-    def __init__(self, run_dir: Path, url: str) -> None:
+    def __init__(self, run_dir: Path, bucket: str) -> None:
+        self._run_dir, self._bucket = run_dir, bucket
+        self._shared = memoryview(mmap.mmap(-1, 4096)).cast("q")
+        """What to send, from 1, or 0; and what it is sending."""
+        self._pid = 0
+        self.start()
+
+    def start(self) -> None:
+        self._shared[0] = self._shared[1] = 0
         self._pid = os.fork()
         if self._pid:
             return
         try:
-            uploader = Uploader(run_dir, url)
-            while True:
-                if (run_dir / "rank00000").exists():
-                    uploader.send(is_final=False)
-                time.sleep(0.03)
+            self._follow()
         finally:
             os._exit(1)
+
+    def _follow(self) -> None:
+        uploader: Uploader | None = None
+        while True:
+            number = self._shared[0]
+            if number != self._shared[1] or uploader is None:
+                uploader = Uploader(self._run_dir, self.url(number)) if number else None
+                self._shared[1] = number
+            elif (self._run_dir / "rank00000").exists():
+                uploader.send(is_final=False)
+            time.sleep(0.01)
+
+    def url(self, number: int) -> str:
+        return f"{self._bucket}/{number}"
+
+    def send(self, number: int) -> None:
+        self._shared[0] = number
+
+    def rest(self) -> None:
+        """Returns when its pass is over."""
+        self._shared[0] = 0
+        while self._shared[1]:
+            time.sleep(0.001)
 
     def kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 
-def ship(run_dir: Path, url: str, seconds: float, rng: random.Random) -> Shipper:
-    """The second shipper, after so many seconds; the first was killed in between."""
-    first_s = rng.uniform(0.0, seconds)
-    shipper = Shipper(run_dir, url)
-    time.sleep(first_s)
-    shipper.kill()
-    shipper = Shipper(run_dir, url)
-    time.sleep(seconds - first_s)
-    return shipper
+def share_clients() -> None:
+    """One client for a process, whatever it opens."""
+    open_new = storage._open_system
+    made: dict[tuple[int, str], object] = {}
+
+    def open_system(url: str) -> object:
+        key = os.getpid(), url.partition("://")[0]
+        if key not in made:
+            made[key] = open_new(url)
+        return made[key]
+
+    storage._open_system = open_system
 
 
 def open_archive(url: str) -> Recording | None:

@@ -26,8 +26,7 @@ def read_exact_sums(attempt: Attempt, first_step: int) -> ExactSums | None:
     """From `first_step` on, by whole blocks; None where nothing was thinned."""
     if not all(recording.has_table("aggregates") for recording in attempt):
         return None
-    first = -(-first_step // AGGREGATE_STEPS) * AGGREGATE_STEPS
-    by_rank, end = {}, None
+    by_rank, end, width = {}, None, AGGREGATE_STEPS
     for recording in attempt:
         columns = recording.read("aggregates")
         is_operation = columns["source"] == THINNED_TABLES.index("collectives")
@@ -40,7 +39,11 @@ def read_exact_sums(attempt: Attempt, first_step: int) -> ExactSums | None:
         # The last block may be half done; those before it are not.
         own_end = int(block.max()) if len(block) else 0
         end = own_end if end is None else min(end, own_end)
-    if end is None or end <= first:
+        longest = int(columns["span_level"][is_operation].max(initial=0))
+        width = max(width, AGGREGATE_STEPS << min(longest, 40))
+    # Whole blocks of every rank, the longest there are.
+    first, end = -(-first_step // width) * width, (end or 0) // width * width
+    if end <= first:
         return None
     groups, indices = merge_groups(attempt)
     time_ns: dict[tuple[int, str], int] = {}
