@@ -2,6 +2,8 @@
 
     python benchmarks/kill_storm.py                 # 500 kills, writes benchmarks/results/
     python benchmarks/kill_storm.py --kills 20 --no-save
+    .venv-cluster/bin/python benchmarks/kill_storm.py --kills 1000 --result kill_shipping \
+        --modes shipping,shipping-append
 
 A forked child records steps, spans and scalars through the real writer as fast as it can; in memory
 shared with the parent it counts the records whose `put` had returned (for the append sink: whose
@@ -9,7 +11,8 @@ flush had returned). The parent kills it after a random time, opens the run, and
 acknowledged record with what it must be. Damage of any kind is a failure; an unfinished record
 behind the last acknowledged one is not. In mode `recorder` the child is a whole recorder, and every
 phase of the step that was not finished is compared too: see kill_recorder.py. In the modes
-`thinning` old records are thinned meanwhile: see kill_thinning.py.
+`thinning` old records are thinned meanwhile, in the modes `shipping` the run is also sent to an
+S3-compatible server (moto's, which `make .venv-cluster/.installed` installs): see kill_thinning.py.
 """
 
 import argparse
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -39,7 +43,10 @@ from meshscope.store.write.writer import RankWriter, file_system_type
 NUM_THREADS = 4
 RECORDER_MODE = "recorder"
 THINNING_MODES = ("thinning", "thinning-append")
-_LONGEST_SECONDS = {"opening": 0.008, "closing": 0.008} | dict.fromkeys(THINNING_MODES, 1.5)
+SHIPPING_MODES = ("shipping", "shipping-append")
+_LONGEST_SECONDS = {"opening": 0.008, "closing": 0.008} | dict.fromkeys(
+    THINNING_MODES + SHIPPING_MODES, 1.0
+)
 """Until the kill; 0.15 in other modes."""
 MODES = (
     "mapped", "append", "mapped-threads", "append-threads", "opening", "closing", RECORDER_MODE,
@@ -70,7 +77,17 @@ class ModeResult:
     num_open_step_phases: int = 0
     """Acknowledged phases of steps that were not finished; mode `recorder` only."""
     num_rounds: int = 0
-    """Of thinning that were finished before a kill; modes `thinning` only."""
+    """Of thinning that were finished before a kill; modes `thinning` and `shipping` only."""
+    num_step_rounds: int = 0
+    """The last of them that thinned steps, too."""
+    num_archives: int = 0
+    """With a list when the rank was killed, before the rest was sent; modes `shipping` only, like
+    the next three."""
+    num_shipper_kills: int = 0
+    num_incomplete_archives: int = 0
+    """Of these, lists of a pass that met a segment while it was renamed: the next pass has it."""
+    num_archived_lost: int = 0
+    """Records that the folder promises and the archive does not have after the last pass."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -142,8 +159,15 @@ def child(run_dir: Path, mode: str, acknowledged: Acknowledged) -> None:
     time.sleep(1)
 
 
-def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult) -> None:
-    """One child, one SIGKILL, one look at what is left."""
+def kill_once(
+    directory: Path,
+    mode: str,
+    rng: random.Random,
+    result: ModeResult,
+    shipper: kill_thinning.Shipper | None = None,
+    number: int = 1,
+) -> None:
+    """One child, one SIGKILL, one look at what is left. The n-th one of a storm."""
     run_dir = directory / "run"
     acknowledged = Acknowledged()
     script_seed = rng.randrange(1 << 30)
@@ -154,21 +178,31 @@ def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult
             if mode == RECORDER_MODE:
                 sys.modules.pop("torch", None)  # the parent may be a test runner that has it
                 kill_recorder.follow(run_dir, script_seed, acknowledged)
-            if mode in THINNING_MODES:
-                kill_thinning.follow(run_dir, acknowledged, mapped=mode == THINNING_MODES[0])
+            if mode in THINNING_MODES + SHIPPING_MODES:
+                kill_thinning.follow(run_dir, acknowledged, mapped=not mode.endswith("append"))
             child(run_dir, mode, acknowledged)
         finally:
             os._exit(1)
+    if shipper is not None:
+        shipper.send(number)
     time.sleep(rng.uniform(0.0, _LONGEST_SECONDS.get(mode, 0.15)))
     os.kill(pid, signal.SIGKILL)
+    if shipper is not None and number % 5 == 0:
+        shipper.kill()
+        result.num_shipper_kills += 1
+        shipper.start()
+    elif shipper is not None:
+        shipper.rest()
     os.waitpid(pid, 0)
     result.num_kills += 1
     total = sum(acknowledged.get(t, i) for t in range(NUM_THREADS) for i in range(len(TABLES)))
     has_begun = (run_dir / "rank00000" / "attempt000").exists()
     if not has_begun and total == 0:
         result.num_opened += 1  # nothing had been made: nothing to open, nothing lost
-    elif mode in THINNING_MODES:
+    elif mode in THINNING_MODES + SHIPPING_MODES:
         check_thinning(run_dir, acknowledged, result)
+        if shipper is not None:
+            check_archive(run_dir, shipper.url(number), acknowledged, result)
     elif mode == RECORDER_MODE:
         check_recorder(run_dir, script_seed, acknowledged, result)
     else:
@@ -218,6 +252,29 @@ def check_thinning(run_dir: Path, acknowledged: Acknowledged, result: ModeResult
     note_damage(recording, result)
 
 
+def check_archive(run_dir: Path, url: str, acknowledged: Acknowledged, result: ModeResult) -> None:
+    """What was in the archive when its shipper was killed, and what a new one made of it."""
+    found = kill_thinning.open_archive(url)
+    if found is not None:
+        result.num_archives += 1
+        # It has what its own list says, of an earlier moment: nothing was acknowledged for it.
+        is_incomplete = kill_thinning.is_incomplete(found)
+        result.num_incomplete_archives += is_incomplete
+        result.num_wrong += kill_thinning.count_wrong_operations(found)
+        if not is_incomplete:
+            note_damage(found, result)
+    kill_thinning.send_rest(run_dir, url)
+    found = kill_thinning.open_archive(url)
+    if found is None:
+        result.num_archived_lost += 1
+        return
+    compared = kill_thinning.compare(found, acknowledged)
+    result.num_archived_lost += compared.num_lost
+    result.num_wrong += compared.num_wrong
+    note_damage(found, result)
+    kill_thinning.empty(url)
+
+
 def note_damage(recording: Recording, result: ModeResult) -> None:
     """Problems that a kill alone must not cause."""
     found = [problem for problem in recording.problems if problem.kind not in HARMLESS]
@@ -262,14 +319,30 @@ def count_wrong(table: str, thread: int, numbers: np.ndarray, others: list[np.nd
 
 
 def storm(
-    directory: Path, num_kills: int, seed: int, modes: tuple[str, ...] = MODES
+    directory: Path,
+    num_kills: int,
+    seed: int,
+    modes: tuple[str, ...] = MODES,
+    seconds: float = 1e9,
 ) -> list[ModeResult]:
-    """Kills in all modes, in turn."""
+    """Kills in all modes, in turn, until the time is up."""
+    end = time.monotonic() + seconds
     rng = random.Random(seed)
     results = {mode: ModeResult(mode=mode) for mode in modes}
-    for number in range(num_kills):
-        mode = modes[number % len(modes)]
-        kill_once(directory, mode, rng, results[mode])
+    with ExitStack() as stack:
+        shipper = None
+        if set(modes) & set(SHIPPING_MODES):
+            bucket = stack.enter_context(kill_thinning.serve_storage())
+            os.environ["MESHSCOPE_CACHE"] = str(directory / "cache")
+            shipper = kill_thinning.Shipper(directory / "run", bucket)
+            stack.callback(shipper.kill)
+        for number in range(num_kills):
+            if time.monotonic() > end:
+                break
+            mode = modes[number % len(modes)]
+            own = shipper if mode in SHIPPING_MODES else None
+            kill_once(directory, mode, rng, results[mode], own, number + 1)
+            shutil.rmtree(directory / "cache", ignore_errors=True)
     return list(results.values())
 
 
@@ -292,15 +365,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=1e9, help="the most it may take")
     parser.add_argument("--seed", type=int, default=20261115)
     parser.add_argument("--modes", default=",".join(MODES), help="with commas")
+    parser.add_argument("--result", default="kill_storm", help="name of the file of results")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         machine = describe_machine(Path(name))
         modes = tuple(options.modes.split(","))
-        results = storm(Path(name), options.kills, options.seed, modes)
+        results = storm(Path(name), options.kills, options.seed, modes, options.seconds)
     columns = ("kills", "opened", "acknowledged", "read", "lost", "wrong", "damaged runs")
     print(f"{'mode':16}" + "".join(f"{column:>14}" for column in columns))
     for result in results:
@@ -311,6 +386,7 @@ def main() -> int:
         print(f"{result.mode:16}" + "".join(f"{value:>14,}" for value in values))
     failed = any(
         r.num_lost
+        or r.num_archived_lost
         or r.num_wrong
         or r.num_damaged_runs
         or r.num_miscounted
@@ -322,6 +398,7 @@ def main() -> int:
     line = (
         f"{kills} kills, {sum(r.num_opened for r in results)} runs opened, "
         f"{acknowledged:,} records acknowledged, {sum(r.num_lost for r in results)} lost, "
+        f"{sum(r.num_archived_lost for r in results)} lost in archives, "
         f"{sum(r.num_wrong for r in results)} wrong, "
         f"{sum(r.num_damaged_runs for r in results)} runs with damage"
     )
@@ -329,7 +406,7 @@ def main() -> int:
     for problem in [text for result in results for text in result.problems][:10]:
         print("  " + problem)
     if not options.no_save:
-        target = Path(__file__).parent / "results" / "kill_storm.json"
+        target = Path(__file__).parent / "results" / f"{options.result}.json"
         target.parent.mkdir(exist_ok=True)
         document = {
             "summary": line,

@@ -6,10 +6,11 @@
 Two ranks of a data-parallel job communicate `--operations` times in a step. Both recordings are
 written by the recorder's own writer, record by record, with the same drawn times; the clock alone
 is made up (five seconds a step: 200,000 steps are 11 days). Thinning does its rounds as soon as
-they are due. Then both are reported, and budget and findings are compared.
+they are due. Then both are reported, and budget and findings are compared with each other and
+with what was drawn: waits and transfers of every step are known.
 
-A fault makes rank 1 slow in forward from the middle of the run on, and single steps are slow on
-both ranks, so that there is something to find.
+A fault makes rank 1 slow in forward from the middle of the run on (or as `--slow` says), and single
+steps are slow on both ranks, so that there is something to find.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from meshscope.core.byte_text import parse_bytes
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.runner import diagnose
+from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import BUILTIN_NAMES, StepFlag
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
@@ -44,6 +45,7 @@ PAUSE_RATIO = 3.0
 PAUSE_EVERY = 5003
 START_NS = 1_000_000_000
 MAX_BUDGET_POINTS = 0.5
+FAIL_SLOW = "ST003"
 BY_PARTS = "HE008"
 """Says that a diagnosis is based on a part of the steps: true of the thinned run."""
 
@@ -51,10 +53,24 @@ BY_PARTS = "HE008"
 class LongJob:
     """Draws both ranks' steps; all drawn numbers follow from the seed."""
 
-    def __init__(self, num_steps: int, num_operations: int, seed: int) -> None:
-        self._num_steps, self._num_operations = num_steps, num_operations
+    def __init__(
+        self, num_steps: int, num_operations: int, seed: int, slow: tuple[float, float]
+    ) -> None:
+        self._num_operations = num_operations
+        self.slow_steps = range(int(num_steps * slow[0]), int(num_steps * slow[1]))
         self._random = random.Random(seed)
         self._now = [START_NS] * NUM_RANKS
+        self._wait_ns = self._transfer_ns = 0
+
+    def tell_truth(self) -> dict[str, float]:
+        """Per cent of all ranks' wall clock."""
+        wall_ns = sum(now - START_NS for now in self._now)
+        wait, transfer = 100 * self._wait_ns / wall_ns, 100 * self._transfer_ns / wall_ns
+        return {
+            "COMPUTE": round(100 - wait - transfer, 3),
+            "TRANSFER dp": round(transfer, 3),
+            "WAIT dp": round(wait, 3),
+        }
 
     def write(self, writers: list[RankWriter], step: int) -> None:
         """One step of all ranks, with operations spread over forward and backward."""
@@ -66,11 +82,13 @@ class LongJob:
         for index in range(self._num_operations):
             arrivals = []
             for rank in range(NUM_RANKS):
-                is_slow = rank == 1 and index < middle and step >= self._num_steps // 2
+                is_slow = rank == 1 and index < middle and step in self.slow_steps
                 ratio = (SLOW_RATIO if is_slow else 1.0) * self._random.uniform(0.97, 1.03)
                 self._now[rank] += int(work_ns * ratio * (pause if index == middle else 1.0))
                 arrivals.append(self._now[rank])
             end = max(arrivals) + int(transfer_ns)
+            self._wait_ns += sum(max(arrivals) - one for one in arrivals)
+            self._transfer_ns += NUM_RANKS * int(transfer_ns)
             for rank, writer in enumerate(writers):
                 phase = "forward" if index < middle else "backward"
                 self._put_operation(writer, step, index, phase, arrivals[rank], end)
@@ -105,12 +123,11 @@ class LongJob:
 
 
 def write_run(
-    path: Path, num_steps: int, num_operations: int, seed: int, rank_bytes: int | None
+    path: Path, job: LongJob, num_steps: int, rank_bytes: int | None
 ) -> dict[str, object]:
     """Records a run; what it took."""
     begin_s, thinning_s, peak_bytes, num_rounds, most_files = time.process_time(), 0.0, 0, 0, 0
     writers = [_open_writer(path, rank, rank_bytes) for rank in range(NUM_RANKS)]
-    job = LongJob(num_steps, num_operations, seed)
     for step in range(num_steps):
         job.write(writers, step)
         if step % 100 or rank_bytes is None:
@@ -180,8 +197,19 @@ def report(path: Path) -> dict[str, object]:
         "findings": sorted(
             f"{one.code} {list(one.ranks)}: {one.title}" for one in diagnosis.findings
         ),
+        "onset": _find_onset(diagnosis),
         "cpu_s": round(time.process_time() - begin_s, 1),
     }
+
+
+def _find_onset(diagnosis: Diagnosis) -> dict[str, object] | None:
+    for one in diagnosis.findings:
+        if one.code == FAIL_SLOW:
+            said = {fact.name: fact.value for fact in one.evidence}
+            names = ("first slow step, earliest", "first slow step, latest")
+            bounds = [said.get(name, one.first_step) for name in names]
+            return {"step": one.first_step, "last_step": one.last_step, "bounds": bounds}
+    return None
 
 
 def compare(full: dict[str, object], thinned: dict[str, object]) -> dict[str, object]:
@@ -197,6 +225,19 @@ def compare(full: dict[str, object], thinned: dict[str, object]) -> dict[str, ob
     return {"most_budget_points": round(points, 3), "are_findings_equal": codes[0] == codes[1]}
 
 
+def judge(run: dict[str, object], job: LongJob) -> dict[str, object]:
+    """How far a report is from what was drawn."""
+    found, truth, onset = run["budget_percent"], job.tell_truth(), run["onset"]
+    assert isinstance(found, dict)
+    points = max(abs(found.get(key, 0) - share) for key, share in truth.items())
+    result: dict[str, object] = {"most_points_from_truth": round(points, 3)}
+    if isinstance(onset, dict):
+        low, high = onset["bounds"]
+        result["onset_error_steps"] = int(onset["step"]) - job.slow_steps[0]
+        result["is_onset_in_bounds"] = low <= job.slow_steps[0] <= high
+    return result
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -204,19 +245,24 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--operations", type=int, default=100)
     parser.add_argument("--rank-bytes", default="0.1GB")
+    parser.add_argument(
+        "--slow", default="0.5,1", help="begin and end of the fault, as shares of the run"
+    )
     parser.add_argument("--seed", type=int, default=20261118)
     parser.add_argument("--folder", type=Path, help="where the runs are written, and deleted")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     rank_bytes = parse_bytes(options.rank_bytes, "--rank-bytes")
+    begin, end = map(float, options.slow.split(","))
+    slow = begin, end
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     runs: dict[str, dict[str, object]] = {}
     try:
         for name, limit in (("thinned", rank_bytes), ("full", None)):
-            written = write_run(
-                folder / name, options.steps, options.operations, options.seed, limit
-            )
+            job = LongJob(options.steps, options.operations, options.seed, slow)
+            written = write_run(folder / name, job, options.steps, limit)
             runs[name] = written | report(folder / name)
+            runs[name] |= judge(runs[name], job)
             print(name, json.dumps(runs[name], indent=2), flush=True)
             shutil.rmtree(folder / name)
         machine = describe_machine(folder)
@@ -231,10 +277,14 @@ def main() -> int:
         target = Path(__file__).parent / "results" / f"long_run_{options.steps}.json"
         document = {
             "steps": options.steps, "operations": options.operations, "rank_bytes": rank_bytes,
-            "seed": options.seed, "machine": machine, "result": result, "runs": runs,
+            "seed": options.seed, "slow": slow, "truth": job.tell_truth(), "machine": machine,
+            "result": result, "runs": runs,
         }  # fmt: skip
         target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     is_close = float(str(result["most_budget_points"])) <= MAX_BUDGET_POINTS
+    is_close &= all(
+        float(str(one["most_points_from_truth"])) <= MAX_BUDGET_POINTS for one in runs.values()
+    )
     return int(not (is_close and result["are_findings_equal"] and result["is_within_size"]))
 
 

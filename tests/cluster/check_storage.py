@@ -235,3 +235,66 @@ def test_shipping_ends_by_itself_and_keeps_to_its_rate(bucket, tmp_path):
     ship = start_ship(run, f"{bucket}/slow", "--max-rate", "4MB")
     assert ship.wait(60) == 0, run.with_suffix(".said").read_text()
     assert time.monotonic() - begun > 1.0
+
+
+TORCHRUN = Path(__file__).parents[2] / ".venv" / "bin" / "torchrun"
+PROGRAM = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.02)
+    if is_first and rank == 1 and step == 100:
+        os._exit(7)
+dist.destroy_process_group()
+"""
+
+
+def find_shipper(url: str) -> int | None:
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"ship" in words and url.encode() in words and b"run" not in words:
+            return int(folder.name)
+    return None
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="needs torch: `make test` installs it in .venv")
+def test_run_ships_real_ranks_whose_job_and_shipper_fail(call, report, bucket, tmp_path):
+    """Rank 1 fails once and torchrun starts both again; the shipper is killed meanwhile. In the end
+    all is there, thinned to its size, and both places tell the same."""
+    run, url = tmp_path / "run", f"{bucket}/real"
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM, "utf-8")
+    words = [MESHSCOPE, "run", "--no-progress", "-o", run, "--ship", url, "--max-disk", "16MB"]
+    words += ["--", TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    with (tmp_path / "said").open("w") as said:
+        job = subprocess.Popen([*map(str, words), str(program), "400"], stdout=said, stderr=said)
+    text = (tmp_path / "said").read_text
+    while not (run / "rank00000" / "attempt001" / "steps.tbl").exists():
+        assert job.poll() is None, text()
+        time.sleep(0.1)
+    shipper = find_shipper(url)
+    assert shipper is not None
+    os.kill(shipper, signal.SIGKILL)
+    assert job.wait(200) == 0, text()
+    assert "not all of the run" not in text()
+    rows = "select attempt, rank, count(*) from steps group by all order by all"
+    counts = [line.split(",") for line in call("sql", url, rows, "--csv").stdout.split()[1:]]
+    assert [line[:2] for line in counts] == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+    assert [int(line[2]) for line in counts[2:]] == [400, 400]
+    assert min(int(line[2]) for line in counts) >= 100
+    assert report(url) == report(run)

@@ -375,6 +375,7 @@ STORE_TABLES = {
         "source",
         "kind",
         "bucket",
+        "span_level",
         "group_id",
         "phase_id",
         "first_step",

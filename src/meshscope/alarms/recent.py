@@ -10,14 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshscope.store.read.columns import Columns, int64_column, select_rows
+from meshscope.store.read.columns import (
+    Columns,
+    concatenate_columns,
+    int64_column,
+    select_rows,
+)
 from meshscope.store.read.memory import MemoryRecording
 from meshscope.store.read.rank_ranges import RankRanges
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
+from meshscope.store.read.table_files import table_files
 from meshscope.store.read.table_window import TIME_OF, TimeWindows, read_since
 from meshscope.store.schema import STEPS, TABLES
-from meshscope.store.write.writer import TABLE_SUFFIX
 
 _TIME_COLUMN = "time_host_mono_ns"
 _STAMPED = ("scalars", "memory", "allocator", "hardware", "stacks", "operation_notes")
@@ -75,9 +80,13 @@ def _take_rank(recording: Recording, first: int, last: int) -> MemoryRecording |
 
 
 def _read_since(recording: Recording, name: str, start_ns: int) -> Columns:
-    path = recording.directory / f"{name}{TABLE_SUFFIX}"
     try:
-        return read_since(path, TABLES[name], start_ns)
-    except OSError:  # a recording that is not in files of its own
-        whole = recording.read_raw(name)
-        return select_rows(whole, int64_column(whole, _TIME_COLUMN) >= start_ns)
+        paths = table_files(recording.directory, name)
+        parts = [read_since(path, TABLES[name], start_ns) for path in paths]
+    except OSError:
+        parts = []
+    if parts:
+        return parts[0] if len(parts) == 1 else concatenate_columns(TABLES[name], parts)
+    # A recording that is not in files of its own.
+    whole = recording.read_raw(name)
+    return select_rows(whole, int64_column(whole, _TIME_COLUMN) >= start_ns)

@@ -216,7 +216,10 @@ class Study:
         for recording in self.attempt:
             steps = order_steps(recording.read("steps"))
             durations.add(recording.rank, steps.step, steps.duration_ns)
-            intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
+            follows = steps.is_followed
+            intervals.add(
+                recording.rank, steps.step[:-1][follows], np.diff(steps.start_ns)[follows]
+            )
         return summarize_job_steps(
             durations,
             intervals,
@@ -379,8 +382,11 @@ class Study:
     def budget(self) -> "Budget":
         """Where the wall clock of every rank and step went."""
         from meshscope.analyze.budget.budget import measure_budget
+        from meshscope.analyze.budget.exact_sums import read_exact_sums
 
-        return measure_budget(need(self.timeline), self.flops, known(self.device_parts))
+        timeline = need(self.timeline)
+        exact = read_exact_sums(self.attempt, int(timeline.steps[0]))
+        return measure_budget(timeline, self.flops, known(self.device_parts), exact)
 
     @cached_property
     def flops(self) -> "Mapping[int, RankFlops] | Unavailable":
@@ -593,11 +599,12 @@ def _merge_ranks(
         rank, steps = result.summary.rank, result.steps
         ranks.append(result.summary)
         durations.add(rank, steps.step, steps.duration_ns)
-        intervals.add(rank, steps.step[:-1], np.diff(steps.start_ns))
+        follows = steps.is_followed
+        intervals.add(rank, steps.step[:-1][follows], np.diff(steps.start_ns)[follows])
         peers.add(rank, steps.step, result.phases, is_steady=result.is_phased)
         rates[rank] = result.rates
         overhead.append(result.overhead)
-        longest = max(longest, (len(steps), stepping_ns(steps)))
+        longest = max(longest, (steps.num_finished, stepping_ns(steps)))
         if steps.num_overlapping:
             problems.append(_describe_overlap(rank, steps.num_overlapping))
     steps_of_job = summarize_job_steps(

@@ -145,7 +145,7 @@ class RunStudy:
         budget = self.study.budget
         if isinstance(budget, Unavailable):
             return budget
-        count = max(budget.wall_ns.size, 1)
+        count = max(budget.num_rank_steps, 1)
         totals = zip(budget.lines, budget.total_ns().tolist(), strict=True)
         return {line.name: total / count for line, total in totals}
 

@@ -16,6 +16,7 @@ from itertools import islice
 import numpy as np
 
 from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.run_weights import weigh_steps
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
@@ -44,7 +45,7 @@ class Gain:
     """What an edit saves; negative if steps become longer."""
 
     saved_ns: float
-    """Per step: mean over the steps replayed."""
+    """Per step: mean over the run, by the steps replayed."""
     saved_ratio: float
     """Of `step_ns`."""
     step_ns: float
@@ -231,11 +232,15 @@ def _replay_weights(timeline: Timeline, recorded: RecordedGraph, weight: Int64s)
 
 
 def _mean_step_ns(timeline: Timeline, end_ns: Int64s) -> float:
-    """From the last rank's start of each window to the last rank's end, per step."""
+    """From the last rank's end of one step to that of the next, each step counted for as many of
+    the run as it stands for."""
     window = number_windows(timeline)
-    first, last = find_window_ends(window)
-    total = end_ns[:, last].max(axis=0) - timeline.period_start_ns[:, first].max(axis=0)
-    return float(total.sum()) / max(1, int(np.count_nonzero(window >= 0)))
+    first, _ = find_window_ends(window)
+    end_ns = end_ns.max(axis=0)
+    begin_ns = np.roll(end_ns, 1)
+    begin_ns[first] = timeline.period_start_ns[:, first].max(axis=0)
+    weight = np.where(window >= 0, weigh_steps(timeline), 0.0)
+    return float((weight * (end_ns - begin_ns)).sum() / max(1.0, float(weight.sum())))
 
 
 def _measure_unexplained(timeline: Timeline, recorded: RecordedGraph) -> float:

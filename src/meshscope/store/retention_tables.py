@@ -14,8 +14,17 @@ NUM_FIRST_KEPT = 4
 NO_DURATION = 255
 """`aggregates.bucket` of operations whose duration is not known."""
 
-THINNED_TABLES = ("collectives", "waits", "spans", "device_spans", "actions")
+DETAIL_TABLES = ("collectives", "waits", "spans", "device_spans", "actions")
+"""Single operations and spans: thinned first."""
+STEP_TABLES = (
+    "steps", "phases", "scalars", "memory", "allocator", "operation_notes", "kernels", "hardware",
+    "stacks",
+)  # fmt: skip
+"""What a step, or a second, leaves: thinned when it has grown to a part of the size by itself."""
+THINNED_TABLES = DETAIL_TABLES + STEP_TABLES
 """A table's place in this list is its number in `aggregates.source`: only ever append."""
+SEGMENTED_TABLES = (*THINNED_TABLES, "aggregates")
+"""Those that may have several files."""
 
 KEPT_WINDOWS = Table(
     name="kept_windows",
@@ -32,7 +41,7 @@ KEPT_WINDOWS = Table(
 AGGREGATES = Table(
     name="aggregates",
     meaning="Exact sums of the records of steps that are not among the newest, thinned or not, in "
-    "runs with a size limit. One row per table, kind, group, phase, 512 steps and bucket of "
+    "runs with a size limit. One row per table, kind, group, phase, block of steps and bucket of "
     "durations; rows with equal keys add up.",
     columns=(
         Column(name="source", word=1, width=8, meaning="of which table: place in THINNED_TABLES"),
@@ -41,8 +50,8 @@ AGGREGATES = Table(
             word=1,
             shift=8,
             width=8,
-            meaning="of `collectives` and `actions`: the kind; of `waits`: the source; of `spans`: "
-            "1 for phases of the training thread, else 0",
+            meaning="of `collectives` and `actions`: the kind; of `waits`: the source; of `spans` "
+            "and `phases`: 1 for phases of the training thread, else 0",
         ),
         Column(
             name="bucket",
@@ -51,6 +60,13 @@ AGGREGATES = Table(
             width=8,
             meaning="of the duration: 4 · n + q for those from 2^n · (1 + q / 4) ns on; 0 up to "
             "1 ns, 255 when there is none",
+        ),
+        Column(
+            name="span_level",
+            word=1,
+            shift=24,
+            width=8,
+            meaning="the block has 512 · 2^n steps; more than 0 once sums themselves took too much",
         ),
         Column(
             name="group_id",
@@ -66,7 +82,7 @@ AGGREGATES = Table(
             width=15,
             meaning="an id in the rank's name list: the phase, or the span's name below 32768",
         ),
-        Column(name="first_step", word=2, meaning="of the 512 steps"),
+        Column(name="first_step", word=2, meaning="of the block"),
         Column(
             name="round",
             word=3,
@@ -74,8 +90,18 @@ AGGREGATES = Table(
         ),
         Column(name="num_records", word=4, meaning="how many"),
         Column(name="total_ns", word=5, unit="ns", meaning="sum of their durations"),
-        Column(name="total_bytes", word=6, unit="bytes", meaning="of `collectives`: sum of sizes"),
-        Column(name="total_self_ns", word=7, unit="ns", meaning="of `spans`: sum of self times"),
+        Column(
+            name="total_bytes",
+            word=6,
+            unit="bytes",
+            meaning="of `collectives`: sum of sizes; of `steps`: of input tokens",
+        ),
+        Column(
+            name="total_self_ns",
+            word=7,
+            unit="ns",
+            meaning="of `spans` and `phases`: sum of self times",
+        ),
     ),
 )
 

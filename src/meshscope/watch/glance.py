@@ -124,7 +124,7 @@ def take_glance(report: Report, state: RunState, metric: str) -> Glance:
     price = "" if first is None else describe_price(first)
     budget, cells = study.budget, measure_cells(study, metric)
     groups = () if isinstance(budget, Unavailable) else _group_lines(budget)
-    wall_ns = 0.0 if isinstance(budget, Unavailable) else float(budget.wall_ns.mean())
+    wall_ns = 0.0 if isinstance(budget, Unavailable) else budget.mean_wall_ns
     return Glance(
         tone=verdict.tone,
         verdict=form.clean_text(
@@ -168,7 +168,7 @@ def _say_change(report: Report, first: Finding | None) -> str:
 
 
 def _group_lines(budget: Budget) -> tuple[tuple[str, float], ...]:
-    wall = max(float(budget.wall_ns.sum()), 1.0)
+    wall = max(budget.total_wall_ns, 1)
     shares = dict.fromkeys((*GROUPS, OTHER_GROUP), 0.0)
     for line, total in zip(budget.lines, budget.total_ns().tolist(), strict=True):
         name = next((key for key, own in GROUPS.items() if line.share in own), OTHER_GROUP)
@@ -179,7 +179,7 @@ def _group_lines(budget: Budget) -> tuple[tuple[str, float], ...]:
 def _list_lines(budget: Budget) -> tuple[LineRow, ...]:
     totals: dict[str, float] = {}
     by_axis: dict[str, dict[str, float]] = {}
-    num_cells = max(budget.wall_ns.size, 1)
+    num_cells = max(budget.num_rank_steps, 1)
     for line, total_ns in zip(budget.lines, budget.total_ns().tolist(), strict=True):
         name, mean_ns = str(line.share), total_ns / num_cells
         totals[name] = totals.get(name, 0.0) + mean_ns

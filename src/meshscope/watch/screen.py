@@ -346,7 +346,7 @@ def _list_lines(glance: Glance, rank: int) -> list[Text]:
     budget = known(glance.report.study.budget)
     if budget is None or rank not in budget.ranks:
         return [Text(f"where its time goes: not known: {glance.no_budget}", marks.QUIET)]
-    num_steps = max(len(budget.steps), 1)
+    num_steps = max(budget.run.num_steps, 1)
     own = budget.of_ranks_ns()[budget.ranks.index(rank)] / num_steps
     mean = budget.total_ns() / num_steps / max(len(budget.ranks), 1)
     lines = [Text(f"{'per step':<28}{'this rank':>12}{'all ranks':>12}", marks.QUIET)]

@@ -47,7 +47,7 @@ def test_operations_that_are_lost_are_not_compute(run, choice):
     timeline, budget = study.timeline, study.budget
     assert timeline.num_incomplete >= 15
     assert budget.residual_ratio == 0
-    mean_ns = {line.name: one / budget.wall_ns.size for line, one in zip(
+    mean_ns = {line.name: one / budget.num_rank_steps for line, one in zip(
         budget.lines, budget.total_ns().tolist(), strict=True
     )}  # fmt: skip
     step_ns = NUM_OPERATIONS * (WORK_NS + MS // 4 + TRANSFER_NS)

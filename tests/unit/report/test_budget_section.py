@@ -56,6 +56,7 @@ def test_lines_are_shown_largest_first(tmp_path: Path) -> None:
         "  residual                0 ns    0 %",
         "  wall clock           43.0 ms  100 %",
         "  compute is not split: FLOPs are not known",
+        "  The wall clock is that of all steps; lines are those of the steps looked at.",
         "  MFU, HFU  n/a: FLOPs are not known",
     ]
 

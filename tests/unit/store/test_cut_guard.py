@@ -89,6 +89,41 @@ def test_every_other_bus_error_ends_the_process_as_before(tmp_path, cause, numbe
 
 
 @needs_native
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        "import faulthandler; faulthandler.enable()",
+        "signal.signal(signal.SIGBUS, lambda *_: print('called'))",
+        "signal.signal(signal.SIGBUS, signal.SIG_IGN)",
+    ],
+)
+def test_a_cut_does_not_end_a_process_that_had_a_handler_before(tmp_path, earlier):
+    done = run_program(f"{earlier}\n{CUT}", tmp_path / "run", 4096)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("True True")
+    assert not done.stderr
+
+
+@needs_native
+def test_python_still_says_where_another_bus_error_was(tmp_path):
+    text = """
+    import faulthandler, mmap, tempfile
+    faulthandler.enable()
+    from builders import make_writer
+    writer = make_writer(Path(sys.argv[1]))
+    file = tempfile.TemporaryFile()
+    file.truncate(4096)
+    other = mmap.mmap(file.fileno(), 4096)
+    file.truncate(0)
+    {}
+    """
+    for cause in ("other[0] = 1", "os.kill(os.getpid(), signal.SIGBUS)"):
+        done = run_program(text.format(cause), tmp_path / cause[:2])
+        assert done.returncode == -signal.SIGBUS
+        assert done.stderr.count("Fatal Python error: Bus error") == 1
+
+
+@needs_native
 def test_a_handler_of_the_program_stays(tmp_path):
     text = """
     from builders import MS, make_writer, put_step

@@ -1,6 +1,7 @@
 """A run that is thinned while it is written keeps what it promises, and sums up the rest."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 
 from meshscope.analyze.study import Study
 from meshscope.core.operations import EndSource, Kind, Outcome
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
 from meshscope.store.read.columns import Columns, ProblemKind, int64_column
 from meshscope.store.read.compact import compact_run
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.read.table_files import read_thinnings
+from meshscope.store.read.table_tail import TableTail
+from meshscope.store.read.tail import read_step_tail
 from meshscope.store.retention_tables import (
     AGGREGATE_STEPS,
     THINNED_TABLES,
@@ -23,7 +26,8 @@ from meshscope.store.retention_tables import (
     KeptReason,
     bucket_of,
 )
-from meshscope.store.schema import StepFlag
+from meshscope.store.schema import BUILTIN_NAMES, TABLES, StepFlag
+from meshscope.store.write.record_sums import merge_rows
 from meshscope.store.write.writer import RankWriter
 
 OPERATIONS_PER_STEP = 12
@@ -64,12 +68,14 @@ class Program:
         self.now_ns += int(STEP_NS * ratio)
         self.writer.table("steps").put(number, begin_ns, self.now_ns, 1 | flags << 32, -1, 0, 0)
 
-    def thin_if_due(self) -> None:
+    def thin_if_due(self, look: Callable[[], object] = lambda: None) -> None:
+        look()
         self.writer.flush()  # a recorder does, five times a second
         thinner = self.writer.thinner
         if thinner is not None and thinner.is_due():
             for _ in thinner.work():
                 self.note_size()
+                look()
 
     def note_size(self) -> None:
         sizes = [path.stat().st_size for path in self.writer.directory.iterdir()]
@@ -328,3 +334,96 @@ def test_a_missing_segment_is_told(long_run: tuple[Path, Program]) -> None:
     assert [problem.kind for problem in recording.problems] == [ProblemKind.UNREADABLE]
     timeline = Study(open_run(path).last_attempt).timeline
     assert isinstance(timeline, Unavailable) or int(timeline.steps.min()) > 3000
+
+
+# --- tables of steps -----------------------------------------------------------------------------
+
+NUM_MANY = 40_000
+SLOW_STEP = 12_345
+
+
+@pytest.fixture(scope="module")
+def endless_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Program, Counter[str]]:
+    """40,000 steps, 192 bytes each, into 2 MiB: four times what it may take."""
+    path = tmp_path_factory.mktemp("endless") / "run"
+    program, wrong = Program(open_writer(path, MAX_BYTES), num_operations=0), Counter[str]()
+    tail = TableTail(path / "rank00000" / "attempt000" / "steps.tbl", TABLES["steps"])
+    seen: list[int] = []
+    for number in range(NUM_MANY):
+        at = program.now_ns
+        program.writer.table("scalars").put(64, number, at + 1, 0, -1, 0, 0)
+        program.writer.table("phases").put(at, at + 10, at + 10, at + 400, at + 400, at + 900, 50)
+        program.step(number, ratio=30.0 if number == SLOW_STEP else 1.0)
+        if number % 64 == 0:
+            program.thin_if_due(lambda: seen.extend(tail.read()["step"].tolist()))
+    wrong["seen"] = seen != list(range(seen[-1] + 1))
+    return path, program, wrong
+
+
+def test_an_endless_run_stays_within_its_size(endless_run: tuple[Path, Program, object]) -> None:
+    path, program, _ = endless_run
+    assert program.peak_bytes < MAX_BYTES
+    assert program.writer.thinner is not None
+    assert program.writer.thinner.excess_bytes == 0
+    recording = read(path)
+    steps = int64_column(recording.read("steps"), "step")
+    assert len(steps) < NUM_MANY / 8
+    assert (np.diff(steps) > 0).all()
+    assert steps[:32].tolist() == list(range(32))
+    assert steps[-1000:].tolist() == list(range(NUM_MANY - 1000, NUM_MANY))  # the newest
+    assert SLOW_STEP in steps  # the noteworthy
+    scalars = int64_column(recording.read("scalars"), "step")
+    assert np.isin(steps, scalars).all()
+    assert recording.find_step_extent() == (0, NUM_MANY - 1)
+    assert not recording.problems
+
+
+def test_sums_of_steps_and_phases_are_exact(endless_run: tuple[Path, Program, object]) -> None:
+    path, program, _ = endless_run
+    recording = read(path)
+    sums = recording.read("aggregates")
+    thinned = read_thinnings(program.writer.directory)["steps"]
+    assert thinned is not None
+    num_old = thinned.first_undecided_step
+    assert num_old > NUM_MANY / 2
+    is_step = sums["source"] == THINNED_TABLES.index("steps")
+    assert int(int64_column(sums, "num_records")[is_step].sum()) == num_old
+    expected = STEP_NS * (num_old + 29)  # one was 30 times as long
+    assert int(int64_column(sums, "total_ns")[is_step].sum()) == expected
+    is_phase = sums["source"] == THINNED_TABLES.index("phases")
+    for name, each in (("data", 10), ("forward", 390), ("backward", 500), ("optimizer", 50)):
+        own = is_phase & (sums["phase_id"] == BUILTIN_NAMES[name])
+        assert int(int64_column(sums, "total_self_ns")[own].sum()) == each * num_old
+
+
+def test_a_reader_that_follows_misses_no_step(
+    endless_run: tuple[Path, Program, Counter[str]],
+) -> None:
+    _, program, wrong = endless_run
+    assert not wrong["seen"]
+    tail = read_step_tail(program.writer.directory)
+    assert tail is not None
+    assert (tail.last_step, tail.mean_step_ns) == (NUM_MANY - 1, STEP_NS)
+
+
+def test_pace_and_step_time_of_an_endless_run_are_those_of_all_steps(
+    endless_run: tuple[Path, Program, object],
+) -> None:
+    path, _, _ = endless_run
+    study = Study(open_run(path).last_attempt)
+    assert need(study.steps_per_s) == pytest.approx(1e9 / STEP_NS, rel=0.002)
+    assert need(study.step_ns) == STEP_NS
+    budget = need(study.budget)
+    assert budget.total_wall_ns == pytest.approx(STEP_NS * (NUM_MANY + 29), rel=0.01)
+    assert study.time.between.wall_ns == 0
+
+
+def test_sums_are_joined_to_longer_blocks_and_stay_exact() -> None:
+    rows = [(5 | 3 << 16, 512 * n, n, 2, 10 * n, 1, 0) for n in range(64)]
+    merged = merge_rows(rows, 3)
+    assert len(merged) == 8
+    assert merged[0] == (5 | 3 << 16 | 3 << 24, 0, 7, 16, 280, 8, 0)
+    assert [row[1] for row in merged] == [4096 * n for n in range(8)]
+    again = merge_rows(merged + rows[:1], 3)
+    assert len(again) == 8
+    assert again[0][3] == 18

@@ -13,6 +13,10 @@ device has shorter periods until its queue is full (`host_ahead_ratio`).
 Useful compute is the model's FLOPs at the peak of the rank's device (the rank's own FLOPs, which
 differ between stages). If either is unknown, compute is one line and says why. An inefficiency
 below zero means that FLOPs or peak are wrong; it is shown and flagged, never clipped.
+
+Sums are of the whole run. Where not all of its steps were looked at, its wall clock is exact and
+the lines are those of the steps that were, each counted as often as `run_weights` says; of thinned
+runs communication is then brought to the exact sums in table `aggregates`.
 """
 
 from collections.abc import Mapping
@@ -21,8 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import SHARE_OF_PART, Line, Share, sort_pieces
+from meshscope.analyze.budget.exact_sums import ExactSums
 from meshscope.analyze.budget.model_flops import RankFlops
+from meshscope.analyze.budget.run_budget import RunBudget, measure_run
 from meshscope.analyze.timeline.device_parts import DeviceParts, describe_evidence
+from meshscope.analyze.timeline.run_weights import weigh_steps
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Floats, Int64s
@@ -68,6 +75,8 @@ class Budget:
     """What devices' lines are estimated from."""
     wall_ns: Int64s
     """[rank, step]: the period, on the clock of the pieces."""
+    run: RunBudget
+    """The lines of the whole run."""
     host_ahead_ratio: float
     """How much shorter the hosts' periods are than these; 0 if pieces are hosts'."""
     mfu: Utilisation | Unavailable
@@ -80,21 +89,36 @@ class Budget:
 
     @property
     def total_wall_ns(self) -> int:
-        return int(self.wall_ns.sum())
+        """All ranks and steps of the run together."""
+        return int(self.run.wall_ns.sum())
+
+    @property
+    def num_rank_steps(self) -> int:
+        """Ranks times steps of the run."""
+        return len(self.ranks) * self.run.num_steps
+
+    @property
+    def mean_wall_ns(self) -> float:
+        """Per rank and step of the run."""
+        return self.total_wall_ns / max(self.num_rank_steps, 1)
 
     @property
     def residual_ratio(self) -> float:
         """Of the whole, by size."""
         wall = self.total_wall_ns
-        return abs(int(self.residual_ns.sum())) / wall if wall else 0.0
+        return abs(self.total_residual_ns) / wall if wall else 0.0
+
+    @property
+    def total_residual_ns(self) -> int:
+        return self.total_wall_ns - int(self.run.time_ns.sum())
 
     def total_ns(self) -> Int64s:
-        """Per line, all ranks and steps together."""
-        return np.asarray(self.time_ns.sum(axis=(0, 1)), dtype=np.int64)
+        """Per line, all ranks and steps of the run together."""
+        return np.asarray(self.run.time_ns.sum(axis=0), dtype=np.int64)
 
     def of_ranks_ns(self) -> Int64s:
-        """[rank, line], all steps together."""
-        return np.asarray(self.time_ns.sum(axis=1), dtype=np.int64)
+        """[rank, line], all steps of the run together."""
+        return self.run.time_ns
 
     def share_of(self, share: Share, axis: str | None = None) -> float:
         """A line's share of the wall clock, over all axes if none is named."""
@@ -109,8 +133,10 @@ def measure_budget(
     timeline: Timeline,
     flops: Mapping[int, RankFlops] | Unavailable,
     parts: DeviceParts | None = None,
+    exact: ExactSums | None = None,
 ) -> Budget:
-    """`flops` come from `model_flops.read_flops`, `parts` from `divide_device_time`."""
+    """`flops` come from `model_flops.read_flops`, `parts` from `divide_device_time`, `exact` from
+    `exact_sums.read_exact_sums`."""
     lines, line = sort_pieces(timeline)
     pieces = timeline.pieces
     shape = (len(timeline.ranks), len(timeline.steps), len(lines))
@@ -122,6 +148,8 @@ def measure_budget(
     )
     sums = np.bincount(cell, left, minlength=int(np.prod(shape)))
     time_ns = np.rint(sums).astype(np.int64).reshape(shape)
+    wall_ns = timeline.period_end_ns - timeline.period_start_ns
+    weight = weigh_steps(timeline)
     spread_ns = np.zeros((shape[0], shape[2]))
     if parts is not None:
         lines, time_ns, spread_ns = _add_parts(lines, time_ns, parts)
@@ -137,10 +165,11 @@ def measure_budget(
         time_ns=time_ns,
         spread_ns=spread_ns,
         evidence=Unavailable(_COUNTED) if parts is None else describe_evidence(parts),
-        wall_ns=timeline.period_end_ns - timeline.period_start_ns,
+        wall_ns=wall_ns,
+        run=measure_run(timeline, tuple(lines), time_ns, weight, exact),
         host_ahead_ratio=measure_host_lead(timeline),
-        mfu=_measure_mfu(timeline, flops),
-        hfu=_measure_hfu(timeline, flops),
+        mfu=_measure_mfu(timeline, flops, weight),
+        hfu=_measure_hfu(timeline, flops, weight),
     )
 
 
@@ -211,15 +240,19 @@ def _split_compute(
 
 
 @or_unavailable
-def _measure_mfu(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Utilisation:
+def _measure_mfu(
+    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable, weight: Floats
+) -> Utilisation:
     by_rank = {rank: one.model_flops for rank, one in need(flops).items()}
-    return need(_measure_utilisation(timeline, need(flops), by_rank, _MFU_FORMULA))
+    return need(_measure_utilisation(timeline, need(flops), by_rank, _MFU_FORMULA, weight))
 
 
 @or_unavailable
-def _measure_hfu(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Utilisation:
+def _measure_hfu(
+    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable, weight: Floats
+) -> Utilisation:
     by_rank = {rank: need(one.hardware_flops) for rank, one in need(flops).items()}
-    return need(_measure_utilisation(timeline, need(flops), by_rank, _HFU_FORMULA))
+    return need(_measure_utilisation(timeline, need(flops), by_rank, _HFU_FORMULA, weight))
 
 
 @or_unavailable
@@ -228,10 +261,12 @@ def _measure_utilisation(
     flops: Mapping[int, RankFlops],
     flops_of_rank: Mapping[int, float],
     formula: str,
+    weight: Floats,
 ) -> Utilisation:
     need(_useful_ns(timeline, flops))
     peaks = [need(flops[rank].peak_flops_per_s) for rank in timeline.ranks]
-    period_ns = (timeline.period_end_ns - timeline.period_start_ns).mean(axis=1)
+    period_ns = timeline.period_end_ns - timeline.period_start_ns
+    period_ns = np.average(period_ns, axis=1, weights=weight)
     possible = sum(peak * float(ns) * 1e-9 for peak, ns in zip(peaks, period_ns, strict=True))
     if not possible > 0:
         raise Missing("steps have no length")

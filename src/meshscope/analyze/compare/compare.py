@@ -154,7 +154,8 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> _Side:
         columns = recording.read("steps")
         steps = order_steps(columns)
         durations.add(recording.rank, steps.step, steps.duration_ns)
-        intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
+        follows = steps.is_followed
+        intervals.add(recording.rank, steps.step[:-1][follows], np.diff(steps.start_ns)[follows])
         if len(steps):
             longest = max(longest, (len(steps), int(steps.end_ns[-1] - steps.start_ns[0])))
             logged = read_scalars(recording, frozenset(("tokens",)))

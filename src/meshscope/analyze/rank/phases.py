@@ -56,6 +56,22 @@ class StepTimes:
     def duration_ns(self) -> Int64s:
         return self.end_ns - self.start_ns
 
+    @property
+    def is_followed(self) -> npt.NDArray[np.bool_]:
+        """Per step except the last: the next one is there too. Of very long runs steps are
+        thinned."""
+        return np.diff(self.step) <= 1
+
+    @property
+    def num_finished(self) -> int:
+        """With those that were thinned away."""
+        return len(self) + int(np.maximum(np.diff(self.step) - 1, 0).sum())
+
+    @property
+    def missing_ns(self) -> int:
+        """Between steps of which those that came between are not there."""
+        return int((self.start_ns[1:] - self.end_ns[:-1])[~self.is_followed].sum())
+
     def __len__(self) -> int:
         return len(self.step)
 
@@ -224,7 +240,8 @@ def partition_rank(
     is_steady: Bools,
     num_other_threads: int = 0,
 ) -> RankPartition:
-    """Splits the time from `recorded_ns[0]` to `recorded_ns[1]`, which contains all steps."""
+    """Splits the time from `recorded_ns[0]` to `recorded_ns[1]`, which contains all steps; without
+    that of steps which a very long run no longer has."""
     start_ns, end_ns = recorded_ns
     table, phases = tabulated.total_ns, tabulated.phases
     num_steps = len(steps)
@@ -243,7 +260,7 @@ def partition_rank(
         end_ns=end_ns,
         before_first=split(first - start_ns, table[0]),
         steps=split(in_steps, inside.sum(axis=0)),
-        between=split(last - first - in_steps, table[2:-1:2].sum(axis=0)),
+        between=split(last - first - in_steps - steps.missing_ns, table[2:-1:2].sum(axis=0)),
         after_last=split(end_ns - last, table[-1] if num_steps else np.zeros_like(table[0])),
         steady_steps=split(int(steady.sum()), inside[is_steady].sum(axis=0)),
         containers=_count_containers(spans, names),

@@ -170,7 +170,7 @@ def _choose_steady(
         num_warmup=num_warmup,
         num_profiled=num_profiled,
         is_steady=is_steady,
-        has_interval=is_steady[:-1] & ~is_profiled[1:],
+        has_interval=is_steady[:-1] & ~is_profiled[1:] & steps.is_followed,
         reason=ALL_PROFILED if num_profiled else explain_no_steady_step(num_steps),
     )
 

@@ -2,13 +2,17 @@
 
 A run that fits is taken whole. A longer run is sampled by windows of consecutive steps, spread over
 the run, the last one longest: they show early events as well as the present. Events between two
-windows are not seen; `Timeline.num_left_out` counts those steps.
+windows are not seen; `Timeline.num_left_out` counts those steps, `timeline.run_weights` says what
+stands for them.
 """
 
 from dataclasses import dataclass
 
 _MIN_WINDOW_STEPS = 5
 """Shorter windows lose too much at their borders."""
+_FEWEST_WINDOWS = 8
+_MOST_WINDOWS = 64
+_USUAL_WINDOW_STEPS = 128
 _LAST_SHARE = 0.4
 """Share of the steps in the last window."""
 
@@ -21,8 +25,14 @@ class StepChoice:
     """Ranks times steps."""
     max_rows: int = 2_000_000
     """Recorded rows of phases, operations, waits and actions, all ranks together."""
-    num_windows: int = 8
-    """The most windows of consecutive steps."""
+    num_windows: int | None = None
+    """The most windows of consecutive steps; None: by how many steps are kept."""
+
+    def count_windows(self, num_kept: int) -> int:
+        """Many windows miss less between them, long ones show more of how steps follow another."""
+        if self.num_windows is not None:
+            return self.num_windows
+        return max(_FEWEST_WINDOWS, min(num_kept // _USUAL_WINDOW_STEPS, _MOST_WINDOWS))
 
 
 def choose_windows(first: int, last: int, num_kept: int, num_windows: int) -> list[tuple[int, int]]:

@@ -84,7 +84,7 @@ RankRates = Mapping[str, _Rate]
 def measure_steps_per_s(steps: StepTimes) -> float | Unavailable:
     """Finished steps over the time from the first one's start to the last one's end."""
     span_ns = stepping_ns(steps)
-    return len(steps) * 1e9 / span_ns if span_ns > 0 else Unavailable("no step finished")
+    return steps.num_finished * 1e9 / span_ns if span_ns > 0 else Unavailable("no step finished")
 
 
 def stepping_ns(steps: StepTimes) -> int:
@@ -117,7 +117,8 @@ def measure_rates(
             ):  # absurd values: the report names inf
                 total = float(series.value[finite].sum())
             rates[name] = _Rate(
-                per_s=total * 1e9 / span_ns,
+                # Steps that are no longer there had about as much.
+                per_s=total * (steps.num_finished / len(steps)) * 1e9 / span_ns,
                 num_steps=num_logged,
                 num_nonfinite=int(np.count_nonzero(in_steps)) - int(np.count_nonzero(finite)),
             )

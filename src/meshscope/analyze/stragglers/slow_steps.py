@@ -33,7 +33,7 @@ def find_excess(recording: Recording, slow: Int64s) -> tuple[PhaseExcess, ...]:
     placed, _ = assign_phases(steps, recording.read("spans"))
     table = tabulate_phases(placed, recording.names, num_steps=len(steps))
     gap_phases, step_phases = table.total_ns[0:-1:2], table.in_steps_ns
-    gap = np.diff(steps.start_ns, prepend=steps.start_ns[:1]) - np.append(0, steps.duration_ns[:-1])
+    gap = np.append(0, (steps.start_ns[1:] - steps.end_ns[:-1]) * steps.is_followed)
     rows = np.column_stack(
         [
             gap_phases + step_phases,

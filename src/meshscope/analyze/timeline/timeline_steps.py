@@ -22,7 +22,7 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.table_window import TimeWindows
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
-from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.retention_tables import DETAIL_TABLES
 from meshscope.store.schema import StepFlag
 
 _COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
@@ -138,10 +138,11 @@ def _keep_windows(
     num_warmup = count_warmup(last - lowest + 1, warmup_steps)
     first = max(first, lowest + num_warmup)
     if is_thinned(recordings):
-        num_rows = _count_rows(recordings, THINNED_TABLES)
+        num_rows = _count_rows(recordings, DETAIL_TABLES)
         windows = choose_whole_steps(recordings, first, last, num_rows, choice)
     else:
-        windows = choose_windows(first, last, num_kept or last - first + 1, choice.num_windows)
+        num_kept = num_kept or last - first + 1
+        windows = choose_windows(first, last, num_kept, choice.count_windows(num_kept))
     if not windows:
         return Unavailable("no step was finished by every rank")
     # One step more before each window: where it ends, the first period begins.

@@ -1,9 +1,8 @@
 """Which steps of a thinned run a timeline takes, so that it stands for the whole run.
 
 All records are kept of the newest steps, of noteworthy windows and of every n-th other window. All
-of these together would show the newest and the unusual too often. Of what is not among the newest,
-therefore, only every n-th window counts, noteworthy or not; of a run that would be taken whole if
-it had not been thinned, the same holds for the newest.
+of these together would show the unusual too often. Of what is not among the newest, therefore, only
+every n-th window counts, noteworthy or not; `run_weights` says for how many steps each stands.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshscope.analyze.rank.step_choice import StepChoice, choose_windows
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
 from meshscope.store.retention_tables import WINDOW_STEPS
@@ -44,16 +43,23 @@ def choose_whole_steps(
     stride = _find_stride(recordings, whole, thinned)
     is_nth = whole // WINDOW_STEPS % stride == 0
     num_kept = _count_kept(recordings, len(whole), num_rows, choice)
-    if num_kept >= last - first + 1:
-        return _join(whole[is_nth] if is_nth.any() else whole)
-    is_newest = whole > thinned[-1] if len(thinned) else np.ones(len(whole), dtype=np.bool_)
+    is_newest = whole > thinned[-1] if len(thinned) else _find_newest(whole)
     candidates = whole[is_nth | is_newest]
-    windows = choose_windows(first, last, num_kept, choice.num_windows)
+    if num_kept >= last - first + 1:
+        return _join(candidates)
+    windows = choose_windows(first, last, num_kept, choice.count_windows(num_kept))
     parts = []
     for begin, end in windows:
         index = int(np.searchsorted(candidates, begin))
         parts.append(candidates[index : index + end - begin + 1])
     return _join(np.unique(np.concatenate(parts)))
+
+
+def _find_newest(whole: Int64s) -> Bools:
+    """Steps after the last one that is missing."""
+    missing = np.flatnonzero(np.diff(whole) > 1)
+    found: Bools = np.arange(len(whole)) > (missing[-1] if len(missing) else -1)
+    return found
 
 
 def _find_whole(recordings: Sequence[Recording], first: int, last: int) -> tuple[Int64s, Int64s]:

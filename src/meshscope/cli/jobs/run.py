@@ -148,7 +148,7 @@ def _run(launch: Launch, *, total_steps: int | None, shows_progress: bool) -> in
 @contextmanager
 def _shipped(run_dir: Path, url: str | None, rate: str | None) -> Iterator[None]:
     """`meshscope ship` beside the command, in a process of its own; what is new at the end is sent
-    before it ends."""
+    before it ends, by another one where that was killed."""
     if url is None:
         yield
         return
@@ -156,17 +156,23 @@ def _shipped(run_dir: Path, url: str | None, rate: str | None) -> Iterator[None]
     import subprocess
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "meshscope", "ship", str(run_dir.absolute()), url]
-    words += ["--max-rate", rate] if rate is not None else []
+    meshscope = [sys.executable, "-m", "meshscope"]
+    places = [str(run_dir.absolute()), url, *(["--max-rate", rate] if rate is not None else [])]
     # Signals that end the command are not meant for it: it sends what the command wrote last.
     shipping = subprocess.Popen(
-        [*words, "--idle", "31536000"], start_new_session=True, stdin=subprocess.DEVNULL
+        [*meshscope, "ship", *places, "--idle", "31536000"],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
     )
     try:
         yield
     finally:
         shipping.send_signal(signal.SIGTERM)
-        if shipping.wait():
+        was_killed = shipping.wait() < 0
+        rest = [*meshscope, "archive", *places, "--no-verify"]
+        if was_killed:
+            was_killed = subprocess.run(rest, stdin=subprocess.DEVNULL, check=False).returncode != 0
+        if was_killed or shipping.returncode > 0:
             say(f"not all of the run is at {url}; send the rest: meshscope archive {run_dir} {url}")
 
 

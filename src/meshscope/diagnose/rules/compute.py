@@ -261,7 +261,7 @@ class HostGap(Rule):
             idle_ns = relief.idle_ns
         elif not study.attempt.is_from_traces:
             idle_ns = cap_at_usual(idle_ns)  # TI002 has what comes once in some steps
-        share = float(idle_ns.sum()) / max(budget.total_wall_ns, 1)
+        share = float(idle_ns.sum()) / max(int(budget.wall_ns.sum()), 1)
         if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return
         removed_ns = idle_ns if relief is None else idle_ns * relief.saved_ratio

@@ -78,7 +78,7 @@ class HostSynchronises(Rule):
         waits = find_waits(parts, _measure_slowdown(context.study, parts))
         common = measure_common(context, parts, "synchronising")
         lost_ns = waits.lost_ns * common.ratio[:, None]
-        share = float(lost_ns.sum()) / max(budget.total_wall_ns, 1)
+        share = float(lost_ns.sum()) / max(int(budget.wall_ns.sum()), 1)
         if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return
         work_ns = parts.shorten(timeline, lost_ns)
@@ -230,7 +230,7 @@ class ExposedCopies(Rule):
             return
         edit = Edit(name="copies hidden behind kernels", work_ns=work_ns)
         gain = context.price_edit(edit)
-        mean = share * budget.total_wall_ns / budget.wall_ns.size
+        mean = share * budget.mean_wall_ns
         yield Finding(
             code=self.code,
             title="devices wait for copies",
@@ -256,5 +256,5 @@ def _remove_copies(context: Context, timeline: Timeline) -> tuple[float, Int64s]
         return budget.share_of(Share.COPY), work_ns
     parts = need(context.study.device_parts)
     common = measure_common(context, parts, COPY)
-    share = common.total_ns / max(budget.total_wall_ns, 1)
+    share = common.total_ns / max(int(budget.wall_ns.sum()), 1)
     return share, parts.remove(timeline, COPY, ratio=common.ratio)

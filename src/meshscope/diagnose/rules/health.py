@@ -515,7 +515,7 @@ def _describe_thinning(num_thinned: int) -> str:
         return ""
     return (
         f" Operations of {plural(num_thinned, 'step')} were thinned to keep the run within its "
-        "size; table aggregates has exact sums of them."
+        "size; table aggregates has exact sums of them, and the budget rests on these."
     )
 
 
@@ -556,6 +556,7 @@ class PartOfTheSteps(Rule):
             else "the diagnosis is based on a part of the steps",
             severity=Severity.LOW,
             summary=f"{count(kept)} of {plural(steady, 'step')} after warm-up were analysed."
+            + ("" if is_short else " The budget and prices count each for those around it.")
             + _describe_thinning(num_thinned),
             evidence=(
                 Evidence(name="steps after warm-up", value=steady, unit="steps"),

@@ -7,6 +7,7 @@ import numpy as np
 
 from meshscope.analyze.rank.stacks import NO_LINES, SampledLines
 from meshscope.analyze.stragglers.load_imbalance import LoadImbalance, measure_load_imbalance
+from meshscope.analyze.stragglers.onset import Dated, date_change
 from meshscope.analyze.stragglers.stragglers import (
     FailSlowRank,
     FailSlowSet,
@@ -15,6 +16,7 @@ from meshscope.analyze.stragglers.stragglers import (
 )
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.peer_work import PeerWork
+from meshscope.analyze.timeline.run_weights import weigh_steps
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity, grade
@@ -398,9 +400,11 @@ def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> F
     worst = fail_set.slow[0]
     work, timeline = need(context.study.peer_work), need(context.study.timeline)
     edit = relieve_fail_slow(timeline, fail_set, work)
-    first_step, last_step = _find_steps(worst, work)
-    slow_share = (worst.change.recovery - worst.change.onset) / len(work.steps)
-    share = worst.excess_ns * slow_share / work.step_ns
+    onset, recovery = _date(worst, context)
+    first_step, last_step = onset.step, None if recovery is None else recovery.step - 1
+    weight = weigh_steps(timeline)
+    inside = weight[worst.change.onset : worst.change.recovery]
+    share = worst.excess_ns * float(inside.sum() / weight.sum()) / work.step_ns
     gain = context.price_edit(edit)
     phases = _name_phases(worst.main_phases)
     when = f"from step {first_step} on" if last_step is None else f"until step {last_step}"
@@ -416,13 +420,14 @@ def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> F
         summary=f"{capitalize(name_ranks((worst.rank,)))} works "
         f"{ratio(worst.change.shift_ratio)} longer {when}, "
         f"{duration(worst.excess_ns)} per step{_split_phases(worst.phase_excess_ns)}"
-        f"{_name_traits(fail_set)}.",
+        f"{_name_traits(fail_set)}.{_describe_dates(onset, recovery)}",
         ranks=fail_set.ranks,
         first_step=first_step,
         last_step=last_step,
         evidence=(
             Evidence(name="rise of work", value=worst.change.shift_ratio, unit="ratio"),
             Evidence(name="rise of work per slow step", value=worst.excess_ns, unit="ns"),
+            *_list_dates(onset),
             *(Evidence(name="shared", value=trait.name) for trait in fail_set.shared),
             *_list_devices(fail_set.ranks, context),
         ),
@@ -437,11 +442,34 @@ def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> F
     )
 
 
-def _find_steps(worst: FailSlowRank, work: PeerWork) -> tuple[int, int | None]:
-    """Numbers of the first slow step, and of the last where it recovered."""
-    change = worst.change
-    is_over = change.recovery < len(work.steps)
-    return int(work.steps[change.onset]), int(work.steps[change.recovery - 1]) if is_over else None
+def _date(worst: FailSlowRank, context: Context) -> tuple[Dated, Dated | None]:
+    """When it became slow, and when it was no longer, if it recovered."""
+    timeline, change = need(context.study.timeline), worst.change
+    recording = context.study.attempt.ranks[worst.rank]
+    is_over = change.recovery < len(timeline.steps)
+    onset = date_change(recording, timeline, change.onset)
+    return onset, date_change(recording, timeline, change.recovery) if is_over else None
+
+
+def _describe_dates(onset: Dated, recovery: Dated | None) -> str:
+    """How certain dates are that lie between two windows that were looked at."""
+    parts = [
+        f"{what} between steps {found.low_step} and {found.high_step}"
+        for what, found in (("became slow", onset), ("recovered", recovery))
+        if found is not None and found.is_between_windows
+    ]
+    if not parts:
+        return ""
+    return f" It {' and '.join(parts)}, by the lengths of steps that were not looked at in full."
+
+
+def _list_dates(onset: Dated) -> tuple[Evidence, ...]:
+    if not onset.is_between_windows:
+        return ()
+    return (
+        Evidence(name="first slow step, earliest", value=onset.low_step, unit="step"),
+        Evidence(name="first slow step, latest", value=onset.high_step, unit="step"),
+    )
 
 
 def _name_traits(fail_set: FailSlowSet) -> str:

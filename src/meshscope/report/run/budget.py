@@ -32,9 +32,9 @@ class RankBudgetFacts:
 
     rank: int
     wall_ns: int
-    """All steps together."""
+    """All steps of the run together; exact."""
     time_ns: tuple[int, ...]
-    """In the order of `lines`, all steps together."""
+    """In the order of `lines`, all steps of the run together."""
     residual_ns: int
     """`wall_ns` minus the sum of `time_ns`."""
 
@@ -44,9 +44,12 @@ class BudgetFacts:
     """Where the wall clock went. Lines and residual sum to `mean_wall_ns`."""
 
     num_steps: int
-    """Steps it is over: without warm-up, finished by every rank."""
+    """Steps that were looked at: without warm-up, finished by every rank."""
     num_left_out: int
-    """Steady steps left out to stay within memory."""
+    """Steady steps not looked at, to stay within memory. Their wall clock counts, exactly; their
+    lines are those of the steps around them."""
+    num_summed_steps: int
+    """Steps whose communication is brought to the exact sums of what was thinned."""
     mean_wall_ns: float
     """Per rank and step, the gap before the step included."""
     lines: tuple[BudgetLineFacts, ...]
@@ -61,17 +64,15 @@ class BudgetFacts:
 
 
 def describe_budget(budget: Budget, num_left_out: int) -> BudgetFacts:
-    count, wall = max(budget.wall_ns.size, 1), budget.total_wall_ns
+    count, wall = max(budget.num_rank_steps, 1), budget.total_wall_ns
     by_rank = zip(
-        budget.ranks,
-        budget.wall_ns.sum(axis=1).tolist(),
-        budget.of_ranks_ns().tolist(),
-        strict=True,
+        budget.ranks, budget.run.wall_ns.tolist(), budget.of_ranks_ns().tolist(), strict=True
     )
     return BudgetFacts(
         num_steps=len(budget.steps),
         num_left_out=num_left_out,
-        mean_wall_ns=wall / count,
+        num_summed_steps=budget.run.num_summed_steps,
+        mean_wall_ns=budget.mean_wall_ns,
         lines=tuple(
             BudgetLineFacts(
                 name=line.name,
@@ -90,7 +91,7 @@ def describe_budget(budget: Budget, num_left_out: int) -> BudgetFacts:
             )
         ),
         evidence=budget.evidence,
-        residual_mean_ns=int(budget.residual_ns.sum()) / count,
+        residual_mean_ns=budget.total_residual_ns / count,
         residual_ratio=budget.residual_ratio,
         mfu=budget.mfu,
         hfu=budget.hfu,

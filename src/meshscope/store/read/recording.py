@@ -38,7 +38,7 @@ from meshscope.store.read.table_window import (
 )
 from meshscope.store.read.usual_phases import expand_phases, is_recorded, open_phase_rows
 from meshscope.store.read.whole_steps import mark_thinned
-from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.retention_tables import SEGMENTED_TABLES, THINNED_TABLES
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     NUM_WORDS,
@@ -292,17 +292,28 @@ class FolderRecording(Recording):
         return self.compacted.count_rows(name, self.rank, self.attempt)
 
     def find_step_extent(self) -> tuple[int, int] | None:
+        paths = table_files(self.directory, "steps")
         try:
-            return find_step_extent(self._table_path("steps"))
+            found = [find_step_extent(path) for path in paths]
         except OSError:
             return Recording.find_step_extent(self)
+        extents = [extent for extent in found if extent is not None]
+        if not paths:
+            return Recording.find_step_extent(self)
+        if not extents:
+            return None
+        return min(low for low, _ in extents), max(high for _, high in extents)
 
     def read_steps(self, numbers: Sequence[tuple[int, int]]) -> Columns:
         table = TABLES["steps"]
+        paths = table_files(self.directory, table.name)
         try:
-            found = read_step_windows(self._table_path("steps"), table, numbers)
+            parts = [read_step_windows(path, table, numbers) for path in paths]
         except OSError:
+            parts = []
+        if not parts:
             return Recording.read_steps(self, numbers)
+        found = parts[0] if len(parts) == 1 else concatenate_columns(table, parts)
         return self._flag_thinned(_keep_last_per_step(found))
 
     def narrow(self, windows: TimeWindows) -> Self:
@@ -340,7 +351,7 @@ class FolderRecording(Recording):
         """The rows of a table's files; None where it has none. Read again where they were replaced
         meanwhile: rows would be missing, or there twice."""
         for look in range(_NUM_LOOKS):
-            is_growing = name in THINNED_TABLES and self.closing is None
+            is_growing = name in SEGMENTED_TABLES and self.closing is None
             before = sign_files(self.directory, name) if is_growing else ()
             paths = table_files(self.directory, name, self._names)
             parts = []
@@ -355,7 +366,7 @@ class FolderRecording(Recording):
                 break
         if not paths:
             return None
-        is_limited = "max_bytes" in self.header and name in THINNED_TABLES
+        is_limited = "max_bytes" in self.header and name in SEGMENTED_TABLES
         if is_limited and lacks_segment(self.directory, name):
             text = "a file of this table is missing: records between two of its segments are lost"
             self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.store.read.files import ByteFile, identify
-from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.retention_tables import SEGMENTED_TABLES, THINNED_TABLES
 from meshscope.store.write.segments import OLD_SUFFIX, SEALED_SUFFIX
 from meshscope.store.write.table_file import HEADER_BYTES, unpack_header
 from meshscope.store.write.writer import TABLE_SUFFIX
@@ -36,7 +36,7 @@ def table_files(directory: Path, name: str, names: Collection[str] | None = None
 
     `names`: all that is in the directory, of a rank that has ended; else the storage is asked.
     """
-    suffixes = _SUFFIXES if name in THINNED_TABLES else _SUFFIXES[-1:]
+    suffixes = _SUFFIXES if name in SEGMENTED_TABLES else _SUFFIXES[-1:]
     found = _find(directory, [f"{name}{suffix}" for suffix in suffixes], names)
     if len(found) > 1:
         old, sealed = directory / f"{name}{OLD_SUFFIX}", directory / f"{name}{SEALED_SUFFIX}"
@@ -50,6 +50,20 @@ def _find(directory: Path, wanted: list[str], names: Collection[str] | None) -> 
     if names is not None:
         return [directory / one for one in wanted if one in names]
     return [path for one in wanted if identify(path := directory / one) is not None]
+
+
+def sealed_path(live: Path) -> Path:
+    """What a table's file is called once the table goes on in a new one, until it is thinned."""
+    return live.with_name(f"{live.name.removesuffix(TABLE_SUFFIX)}{SEALED_SUFFIX}")
+
+
+def read_segment(file: ByteFile) -> int:
+    """Which segment of its table a file is; 0 where it is the only one."""
+    try:
+        segment = unpack_header(file.read(0, HEADER_BYTES)).get("segment")
+    except ValueError:
+        return 0
+    return segment if isinstance(segment, int) else 0
 
 
 def lacks_segment(directory: Path, name: str) -> bool:
@@ -69,7 +83,7 @@ def lacks_segment(directory: Path, name: str) -> bool:
 
 def list_all_files(directory: Path, name: str) -> list[Path]:
     """All files of a table, also those that count no more."""
-    suffixes = _SUFFIXES if name in THINNED_TABLES else _SUFFIXES[-1:]
+    suffixes = _SUFFIXES if name in SEGMENTED_TABLES else _SUFFIXES[-1:]
     return _find(directory, [f"{name}{suffix}" for suffix in suffixes], None)
 
 

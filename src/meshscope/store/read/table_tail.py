@@ -3,7 +3,8 @@
 A live file ends in zeros: space is made some records at a time, and filled from the front. Each
 look reads from the first slot that was not yet given; what is new is checked against its checksum.
 A slot that is empty or torn while a later one is whole was drawn by a thread that has not written
-it yet: it is waited for during some looks, and passed over then.
+it yet: it is waited for during some looks, and passed over then. Where the table goes on in a new
+file, what is left of the one before is given first.
 """
 
 from functools import cache
@@ -14,6 +15,7 @@ import numpy as np
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, check_records, decode_words, empty_columns
 from meshscope.store.read.files import ByteFile
+from meshscope.store.read.table_files import read_segment, sealed_path
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, Table
 from meshscope.store.write.table_file import HEADER_BYTES, VOID_WORD
 
@@ -32,10 +34,12 @@ def _empty(table: Table) -> Columns:
 class TableTail:
     """Where one table file was read to."""
 
-    __slots__ = ("_next", "_num_looks", "_path", "_table")
+    __slots__ = ("_file", "_next", "_num_looks", "_path", "_segment", "_table")
 
     def __init__(self, path: Path, table: Table) -> None:
         self._path, self._table = path, table
+        self._file = 0
+        self._segment = 0
         self._next = 0
         self._num_looks = 0
 
@@ -43,12 +47,28 @@ class TableTail:
         """The rows that were added since the last call; none where there is no file."""
         try:
             with ByteFile(self._path) as file:
-                parts = self._read_parts(file)
+                parts = self._change_file(file) if self._file != file.identity else []
+                parts += self._read_parts(file)
         except OSError:  # not made yet, or just being moved away: there will be a next look
             parts = []
         if not any(map(len, parts)):  # most looks: decoding nothing takes longer than reading it
             return _empty(self._table)
         return decode_words(self._table, np.concatenate(parts))
+
+    def _change_file(self, file: ByteFile) -> list[Int64s]:
+        """Another file has the name now. A new copy of the same one is read on; where the table
+        goes on in it, this is the rest of the one before."""
+        is_first, self._file = self._file == 0, file.identity
+        before, self._segment = self._segment, read_segment(file)
+        if is_first or before == self._segment:
+            return []
+        try:
+            with ByteFile(sealed_path(self._path)) as sealed:
+                return self._read_parts(sealed) if read_segment(sealed) == before else []
+        except OSError:  # thinned by now
+            return []
+        finally:
+            self._next = self._num_looks = 0
 
     def _read_parts(self, file: ByteFile) -> list[Int64s]:
         parts: list[Int64s] = []

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.files import ByteFile
+from meshscope.store.read.table_files import read_segment, sealed_path
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES
 from meshscope.store.write.table_file import CHECK_SALT, HEADER_BYTES, VOID_WORD, WINDOW_BYTES
 
@@ -31,6 +32,7 @@ class TableTails:
         self._num_before = num_before
         self._next = np.full(len(paths), -1, dtype=np.int64)
         self._files = [0] * len(paths)
+        self._segments = [0] * len(paths)
         self._num_looks = np.zeros(len(paths), dtype=np.int64)
 
     def read(self) -> Iterator[tuple[Int64s, Int64s]]:
@@ -66,9 +68,14 @@ class TableTails:
         try:
             with ByteFile(self._paths[index]) as file:
                 if self._files[index] != file.identity:
-                    # Another file has the name: its table is thinned, and goes on in a new one.
-                    is_first, self._files[index] = self._files[index] == 0, file.identity
-                    self._next[index] = -1 if is_first else 0
+                    # Another file has the name: a copy, or its table goes on in a new one.
+                    segment = read_segment(file)
+                    if self._files[index] and segment != self._segments[index]:
+                        rest = self._read_sealed(index)
+                        if rest:
+                            return rest
+                        self._next[index] = 0
+                    self._files[index], self._segments[index] = file.identity, segment
                 if self._next[index] < 0:
                     num_records = max(file.size_bytes - HEADER_BYTES, 0) // RECORD_BYTES
                     # Space is made a window at a time: up to that many are not written yet.
@@ -77,6 +84,18 @@ class TableTails:
                 return file.read(offset, _CHUNK_RECORDS * RECORD_BYTES)
         except OSError:  # not made yet, or just being moved away: there will be a next look
             return b""
+
+    def _read_sealed(self, index: int) -> bytes:
+        """What is left of the file that was read so far."""
+        try:
+            with ByteFile(sealed_path(self._paths[index])) as file:
+                if read_segment(file) != self._segments[index]:
+                    return b""
+                offset = HEADER_BYTES + int(self._next[index]) * RECORD_BYTES
+                data = file.read(offset, _CHUNK_RECORDS * RECORD_BYTES)
+        except OSError:
+            return b""
+        return data if data.count(0) < len(data) else b""
 
     def _count_taken(
         self, good: Bools, owner: Int64s, place: Int64s, counts: Int64s, asked: Int64s

@@ -107,7 +107,7 @@ class StepTail:
 def read_step_tail(attempt_dir: Path, pace_steps: int = _PACE_STEPS) -> StepTail | None:
     """The last finished step of a rank and its recent pace; None when there is none yet."""
     try:
-        records = read_last_records(attempt_dir / f"steps{TABLE_SUFFIX}", pace_steps + 1)
+        records = read_last_rows(attempt_dir, STEPS.name, pace_steps + 1)
     except OSError:  # not made yet, or just being moved away: there will be a next look
         return None
     if not records:

@@ -1,8 +1,9 @@
 """Keeps a training alive whose mapped files somebody else cuts short.
 
 A write to a page that is no longer in its file is SIGBUS. The compiled recorder catches it for maps
-that are guarded here, and for nothing else; without it, or where the program has a handler of its
-own, it is the end of the process, as for every mapped file. Standard library only.
+that are guarded here, and hands every other one on to the handler that was there before. Without
+it, or where the program sets a handler of its own later, it is the end of the process, as for every
+mapped file. Standard library only.
 """
 
 import mmap

@@ -180,7 +180,8 @@ static PyType_Spec slots_spec = {
  *
  * A write to a mapped page that its file no longer has is SIGBUS, which would end the training. For
  * pages of guarded maps, and for no others, the handler puts an empty page of memory there, and the
- * write goes on; what it wrote is lost, as the file is. Any other SIGBUS does what it did before.
+ * write goes on; what it wrote is lost, as the file is. Any other SIGBUS goes to the handler that was
+ * there before (Python's faulthandler, say), or does what it did. One that is set later stays as it is.
  */
 
 #define MAX_GUARDED 256
@@ -190,9 +191,10 @@ static struct {
 } guarded[MAX_GUARDED];
 static volatile sig_atomic_t num_cut_pages;
 static uintptr_t page_bytes;
+static struct sigaction handler_before;
+static int is_installed;
 
 static void on_bus_error(int number, siginfo_t *info, void *context) {
-    (void)context;
     uintptr_t at = (uintptr_t)info->si_addr;
     for (int i = 0; info->si_code > 0 && i < MAX_GUARDED; i++) {
         if (at < guarded[i].first || at >= guarded[i].end) continue;
@@ -202,22 +204,33 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
         num_cut_pages++;
         return;
     }
-    signal(number, SIG_DFL); /* the fault comes again, and ends the process as without us */
-    if (info->si_code <= 0) raise(number);
+    if (info->si_code <= 0 && (handler_before.sa_flags & SA_SIGINFO)) {
+        handler_before.sa_sigaction(number, info, context);
+    } else if (info->si_code <= 0 && handler_before.sa_handler == SIG_IGN) {
+        return;
+    } else if (info->si_code <= 0 && handler_before.sa_handler != SIG_DFL) {
+        handler_before.sa_handler(number);
+    } else {
+        /* A fault comes again, and finds what it would find without us. */
+        sigaction(number, &handler_before, NULL);
+        if (info->si_code <= 0) raise(number);
+    }
 }
 
-/* Whether the handler is in place: only where nobody else has one. */
+/* Whether the handler is in place: nobody has set one after it. */
 static int is_handling(void) {
     struct sigaction now, ours;
     if (sigaction(SIGBUS, NULL, &now) != 0) return 0;
     if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error) return 1;
-    if ((now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL) return 0;
+    if (is_installed) return 0;
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = on_bus_error;
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&ours.sa_mask);
     page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
-    return sigaction(SIGBUS, &ours, NULL) == 0;
+    handler_before = now; /* before ours is in place: it may be needed at once */
+    is_installed = sigaction(SIGBUS, &ours, NULL) == 0;
+    return is_installed;
 }
 
 static PyObject *guard_refs[MAX_GUARDED];

@@ -1,6 +1,7 @@
 """Windows of steps as they end, and which of them are noteworthy. Standard library only.
 
-Looks at table `steps` alone, which is read while it is written.
+Looks at table `steps` alone, which is read while it is written, and goes on in a new file when
+the one before has been read to its end.
 """
 
 import os
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from meshscope.store.retention_tables import WINDOW_STEPS, KeptReason
 from meshscope.store.schema import RECORD_BYTES, StepFlag
-from meshscope.store.write.table_file import HEADER_BYTES, record_check
+from meshscope.store.write.segments import SEALED_SUFFIX
+from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, record_check, unpack_slot
 
 _RECORD = struct.Struct("<Q7q")
 _CHUNK_RECORDS = 128
@@ -32,6 +34,9 @@ class StepWindows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._sealed = path.with_name(f"{path.name.removesuffix('.tbl')}{SEALED_SUFFIX}")
+        self._file = 0
+        """Which one `_next_slot` is in."""
         self._next_slot = 0
         self._ends = array("q")
         """Per window from the first one: when its last step ended."""
@@ -61,13 +66,33 @@ class StepWindows:
         return self._next_slot - first == _CHUNK_RECORDS
 
     def _read_chunk(self) -> bytes:
+        data, is_other = self._read_from(self._path)
+        if not is_other:
+            return data
+        # The table went on in a new file; what is left of the one before comes first.
+        data, is_other = self._read_from(self._sealed)
+        if data or not is_other:
+            return data
+        self._file = self._next_slot = 0
+        return self._read_from(self._path)[0]
+
+    def _read_from(self, path: Path) -> tuple[bytes, bool]:
+        """The next records, and whether they are in another file: this is not the one, or it is
+        complete and has been read."""
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return b""
+            return b"", True
         try:
+            number = os.fstat(fd).st_ino
+            self._file = self._file or number
+            if number != self._file:
+                return b"", True
             offset = HEADER_BYTES + self._next_slot * RECORD_BYTES
-            return os.pread(fd, _CHUNK_RECORDS * RECORD_BYTES, offset)
+            data = os.pread(fd, _CHUNK_RECORDS * RECORD_BYTES, offset)
+            if data:
+                return data, False
+            return b"", path == self._sealed and _is_complete(os.pread(fd, HEADER_BYTES, 0))
         finally:
             os.close(fd)
 
@@ -131,6 +156,13 @@ class StepWindows:
         if not self._ends:
             return _NO_WINDOW
         return self._first + bisect_left(self._ends, time_ns)
+
+
+def _is_complete(page: bytes) -> bool:
+    try:
+        return unpack_slot(page, CLOSE_OFFSET) is not None
+    except (ValueError, struct.error):
+        return True
 
 
 def _median(values: list[int]) -> int:

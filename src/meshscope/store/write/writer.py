@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.retention_tables import SEGMENTED_TABLES
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
@@ -200,7 +200,7 @@ class RankWriter:
         with self._lock:
             found = self._tables.get(name)
             if found is None:
-                is_thinned = self.thinner is not None and name in THINNED_TABLES
+                is_thinned = self.thinner is not None and name in SEGMENTED_TABLES
                 found = self._tables[name] = (SegmentedTable if is_thinned else TableWriter)(
                     self.directory / f"{name}{TABLE_SUFFIX}",
                     TABLES[name],

@@ -103,7 +103,7 @@ def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
             _Exposed(
                 axis=line.axis,
                 ratio=total / budget.total_wall_ns,
-                mean_ns=total / budget.wall_ns.size,
+                mean_ns=total / budget.num_rank_steps,
                 is_hideable=_is_hideable(timeline, communication, row),
                 is_messages=_is_messages(communication, row),
             )

@@ -31,6 +31,7 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
         line = Line(f"n/a: {form.clean_text(budget.reason)}")
         return Section(key="budget", title="Budget", parts=(line,))
     left_out = f", {form.count(budget.num_left_out)} not looked at" if budget.num_left_out else ""
+    basis = _describe_basis(budget)
     note = f"mean of a rank's step, gap before it included; {form.plural(budget.num_steps, 'step')}"
     parts: list[Part] = [_make_table(budget)]
     parts += [
@@ -42,9 +43,22 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
         parts.append(
             Line(f"Lines with ± are estimated from {form.clean_text(budget.evidence)}.", Tone.QUIET)
         )
+    if basis:
+        parts.append(Line(basis, Tone.QUIET))
     mfu, hfu = (form.or_reason(use, _describe_use) for use in (budget.mfu, budget.hfu))
     parts.append(make_facts([("MFU, HFU", mfu)] if mfu == hfu else [("MFU", mfu), ("HFU", hfu)]))
     return Section(key="budget", title="Budget", note=note + left_out, parts=tuple(parts))
+
+
+def _describe_basis(budget: BudgetFacts) -> str:
+    """What the lines rest on where not all steps were looked at."""
+    if not budget.num_left_out:
+        return ""
+    text = "The wall clock is that of all steps; lines are those of the steps looked at"
+    if budget.num_summed_steps:
+        steps = form.plural(budget.num_summed_steps, "step")
+        text += f", communication of {steps} by exact sums of what was thinned"
+    return f"{text}."
 
 
 def _make_table(budget: BudgetFacts) -> Table:

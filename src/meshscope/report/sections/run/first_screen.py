@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshscope.analyze.timeline.peers import PhaseClue
 from meshscope.analyze.timeline.rank_reading import COMM_PHASE, WAIT_PHASE
+from meshscope.analyze.timeline.whole_steps import is_thinned
 from meshscope.core.layout import PEER_AXES
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
@@ -96,7 +97,16 @@ def _describe_pace(report: Report) -> str:
     if steps.num_steps == 1:
         return f"1 step of {form.duration(step_ns)} on {where}."
     pace = f"one every {form.duration(step_ns)} (median)"
-    return f"{form.count(steps.num_steps)} steps on {where}, {pace}."
+    return f"{_count_steps(report)} on {where}, {pace}."
+
+
+def _count_steps(report: Report) -> str:
+    """`60 steps`; of a very long run, with those that were thinned away."""
+    steps = report.study.steps
+    num_run = int(steps.step[-1] - steps.step[0]) + 1
+    if num_run == steps.num_steps or not is_thinned(tuple(report.study.attempt)):
+        return f"{form.count(steps.num_steps)} steps"
+    return f"{form.count(num_run)} steps ({form.count(steps.num_steps)} of them kept one by one)"
 
 
 def _show_findings(report: Report) -> Section | None:
