@@ -2,6 +2,7 @@
 
 A rule that knows its first step says so. Of the others, the edit that a finding is priced with says
 what of each step is the cause's: removed time by step has a beginning, or none (`numerics.onset`).
+Where that is between two windows of a long run, lengths of steps date it (`change_date`).
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from functools import cached_property, partial
 import numpy as np
 
 from meshscope.analyze.rank.rank_summary import to_unix
+from meshscope.analyze.stragglers.change_date import date_change
 from meshscope.analyze.study import catch_failure
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.core.unavailable import Unavailable, known
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Course, Finding, Onset, StepLoss
 from meshscope.numerics.onset import find_occurrence
@@ -49,6 +51,7 @@ class _Dates:
         lost = finding.lost_steps or self._measure_removed(finding.edit)
         if lost is None:
             return finding
+        timeline_steps = None if self._timeline is None else self._timeline.steps
         found = find_occurrence(lost.lost_ns)
         if found is None:
             return replace(finding, onset=_UNCLEAR)
@@ -58,8 +61,16 @@ class _Dates:
             return replace(finding, onset=self._make(finding, first, Course.AT_TIMES))
         if found.onset == 0 and last is None:
             return replace(finding, onset=self._make(finding, first, Course.ALWAYS))
+        if lost.step is timeline_steps:
+            first = self._date_between(finding, found.onset)
         dated = replace(finding, first_step=first, last_step=last)
         return replace(dated, onset=self._make(dated, first, Course.SINCE))
+
+    def _date_between(self, finding: Finding, index: int) -> int:
+        """The step of a change in the timeline, whose steps are windows of a long run."""
+        timeline, ranks = need(self._study.timeline), self._study.attempt.ranks
+        rank = next((one for one in finding.ranks if one in ranks), next(iter(ranks)))
+        return date_change(ranks[rank], timeline, index).step
 
     def _place(self, first: int, finding: Finding) -> Course:
         """Of a first step that the rule gave."""

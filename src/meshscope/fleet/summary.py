@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.errors import MeshscopeError, RunError
@@ -29,7 +30,7 @@ def describe_run(path: Path, shown: str) -> Listing:
         run = open_run(path)
         attempt = run.last_attempt
         first = next(iter(attempt))
-        num_steps = len(first.read("steps")["step"])
+        num_steps = order_steps(first.read("steps")).num_finished
         goodput = measure_goodput(run)
         step_ns, error_ns = _measure_steps(first)
     except RunError as error:

@@ -5,7 +5,8 @@ By the first rank of each launch that finished a step, on its host's wall clock:
     start-up   from the launch to its first step; all of a launch without one
     useful     in steps that no later launch did again
     rework     in steps that a later launch did again: it went back to a checkpoint
-    waiting    between steps, and after the last one until the recording ends
+    waiting    between steps, and after the last one until the recording ends; where steps of a very
+               long run were thinned away, they are taken to have been like those around them
     restart    between the end of a launch and the next one
 
 Wrong by what clocks of hosts differ where launches were on different ones, and where a program
@@ -88,6 +89,7 @@ def _split(launch: _Launch, begin: int, end: int, redone_from: int) -> dict[str,
         return {"startup": end - begin}
     before = np.concatenate(([begin], np.maximum.accumulate(stop)[:-1]))
     taken = np.maximum(stop - np.maximum(start, before), 0)
+    taken[:-1] += _estimate_missing(number, start, before, taken)
     is_redone = number >= redone_from
     in_steps, startup = int(taken.sum()), int(start[0]) - begin
     return {
@@ -96,6 +98,16 @@ def _split(launch: _Launch, begin: int, end: int, redone_from: int) -> dict[str,
         "rework": int(taken[is_redone].sum()),
         "waiting": end - begin - startup - in_steps,
     }
+
+
+def _estimate_missing(number: Int64s, start: Int64s, before: Int64s, taken: Int64s) -> Int64s:
+    """Per step except the last: time in steps that are not there any more, until the next one."""
+    between = np.maximum(start[1:] - before[1:], 0)
+    num_missing = np.maximum(np.diff(number) - 1, 0)
+    gaps = between[num_missing == 0]
+    step_ns, gap_ns = float(taken.mean()), float(gaps.mean()) if len(gaps) else 0.0
+    in_steps, in_gaps = num_missing * step_ns, (num_missing + 1) * gap_ns
+    return (between * (in_steps / np.maximum(in_steps + in_gaps, 1.0))).astype(np.int64)
 
 
 def _read_launch(attempt: Attempt) -> _Launch | None:

@@ -1,6 +1,7 @@
 """A part of a long run speaks for all of it: its budget, when something changed, and prices."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from meshscope.analyze.timeline.run_weights import weigh_steps
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import need
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.finding import Finding, Onset
+from meshscope.diagnose.onsets import date_findings
 from meshscope.diagnose.runner import diagnose
 from meshscope.store.read.run import open_run
 
@@ -116,3 +118,12 @@ def test_nothing_is_weighed_where_all_steps_were_looked_at(tmp_path: Path) -> No
     assert (weigh_steps(timeline) == 1).all()
     part = need(study(tmp_path, PART).timeline)
     assert weigh_steps(part).sum() == part.steps[-1] - part.steps[0] + 1
+
+
+def test_every_finding_that_begins_between_windows_is_dated_by_lengths(tmp_path: Path) -> None:
+    """ST003 dates itself; others are dated by the runner, from what their edit removes."""
+    record(tmp_path, lambda step: step >= 500)
+    finding = replace(find(tmp_path, "ST003", PART), first_step=None, last_step=None)
+    (dated,) = date_findings([finding], Context(study(tmp_path, PART)))
+    assert isinstance(dated.onset, Onset)
+    assert abs(dated.onset.step - 500) <= 1

@@ -55,6 +55,21 @@ def launch(path: Path, restart: int, start_s: float, steps: range, end_s: float)
         writer.close(end_host_mono_ns=START_MONO_NS + int(end_s * SECOND), num_errors=0, errors={})
 
 
+def test_steps_that_were_thinned_away_count_like_those_around_them(tmp_path: Path) -> None:
+    writer = make_writer(tmp_path, start_host_mono_ns=START_MONO_NS, start_unix_ns=START_UNIX_NS)
+    for step in (*range(10), *range(90, 100)):  # 80 of 100 are gone
+        begin = START_MONO_NS + (30 + 10 * step) * SECOND
+        put_step(writer, step, begin, begin + 8 * SECOND)
+    end_ns = START_MONO_NS + (30 + 10 * 99 + 8) * SECOND
+    writer.close(end_host_mono_ns=end_ns, num_errors=0, errors={})
+    goodput = measure_goodput(open_run(tmp_path))
+    assert not isinstance(goodput, Unavailable)
+    parts = (goodput.startup_ns, goodput.useful_ns, goodput.waiting_ns)
+    assert sum(parts) == goodput.allocated_ns
+    # In whole: 800 s in 100 steps, 198 s in 99 gaps.
+    assert parts == pytest.approx((30 * SECOND, 800 * SECOND, 198 * SECOND), rel=0.01)
+
+
 def test_the_parts_of_an_allocation_are_those_of_its_launches_and_sum_to_it(tmp_path: Path) -> None:
     # Launch 0: 0 to 200 s, steps 0 to 9. Launch 1 from 260 s on goes back to step 6.
     launch(tmp_path, 0, 0, range(10), 200)

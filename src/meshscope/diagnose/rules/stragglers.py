@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from meshscope.analyze.rank.stacks import NO_LINES, SampledLines
+from meshscope.analyze.stragglers.change_date import Dated, date_change
 from meshscope.analyze.stragglers.load_imbalance import LoadImbalance, measure_load_imbalance
-from meshscope.analyze.stragglers.onset import Dated, date_change
 from meshscope.analyze.stragglers.stragglers import (
     FailSlowRank,
     FailSlowSet,
