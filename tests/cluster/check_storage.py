@@ -244,8 +244,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+# A store for each launch: torchrun's own has addresses of the ranks that failed, and gloo was seen
+# to wait for those for minutes.
+store = f"file://{sys.argv[2]}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -282,7 +285,8 @@ def test_run_ships_real_ranks_whose_job_and_shipper_fail(call, report, bucket, t
     words = [MESHSCOPE, "run", "--no-progress", "-o", run, "--ship", url, "--max-disk", "16MB"]
     words += ["--", TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     with (tmp_path / "said").open("w") as said:
-        job = subprocess.Popen([*map(str, words), str(program), "400"], stdout=said, stderr=said)
+        words += [program, 400, tmp_path / "store"]
+        job = subprocess.Popen([*map(str, words)], stdout=said, stderr=said)
     text = (tmp_path / "said").read_text
     while not (run / "rank00000" / "attempt001" / "steps.tbl").exists():
         assert job.poll() is None, text()
