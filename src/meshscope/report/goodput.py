@@ -107,7 +107,8 @@ def _estimate_missing(number: Int64s, start: Int64s, before: Int64s, taken: Int6
     gaps = between[num_missing == 0]
     step_ns, gap_ns = float(taken.mean()), float(gaps.mean()) if len(gaps) else 0.0
     in_steps, in_gaps = num_missing * step_ns, (num_missing + 1) * gap_ns
-    return (between * (in_steps / np.maximum(in_steps + in_gaps, 1.0))).astype(np.int64)
+    found: Int64s = (between * (in_steps / np.maximum(in_steps + in_gaps, 1.0))).astype(np.int64)
+    return found
 
 
 def _read_launch(attempt: Attempt) -> _Launch | None:
