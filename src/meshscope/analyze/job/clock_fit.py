@@ -40,6 +40,8 @@ class ClockModel:
         return found
 
     def to_reference(self, clock: int, times: Int64s) -> Int64s:
+        if not len(times):
+            return times
         own = (times - (self.base_ns[clock] + self.origin_ns)).astype(np.float64)
         time = (own - self.offset[clock]) / (1 + self.slope[clock])
         shown = np.rint(self.at(clock, time)).astype(np.int64)

@@ -91,8 +91,10 @@ def _find_device_steps(
     end = np.maximum.accumulate(end)
     # Only some short steps are marked: after an unmarked one the device is taken to keep the
     # host's pace.
-    before = np.minimum(end - _measure_host_periods(steps), start)
-    before[:1] = start[:1]
+    before = start.copy()
+    if not has_marks[:-1].all():
+        before = np.minimum(end - _measure_host_periods(steps), start)
+        before[:1] = start[:1]
     before[1:] = np.where(has_marks[:-1], end[:-1], np.maximum(before[1:], end[:-1]))
     is_next = np.append(True, steps.step[1:] == steps.step[:-1] + 1)
     before = np.where(is_next, before, start)
