@@ -13,6 +13,7 @@ import numpy as np
 
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import known
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.read.columns import decode_words, int64_column
 from meshscope.store.read.run import Attempt
@@ -116,7 +117,7 @@ class Screening:
             if len(members) < 3:
                 continue
             excess = own[members] - np.nanmedian(own[members])
-            spread = 1.4826 * float(np.nanmedian(np.abs(excess)))
+            spread = MAD_TO_DEVIATION * float(np.nanmedian(np.abs(excess)))
             limit = max(_MIN_SHARE * step_ns, _MIN_SPREADS * spread)
             found += [(float(excess[i]), int(members[i])) for i in np.flatnonzero(excess > limit)]
         found.sort(reverse=True)

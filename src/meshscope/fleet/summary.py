@@ -11,6 +11,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.errors import MeshscopeError, RunError
 from meshscope.live.run_name import name_job
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.report.goodput import measure_goodput
 from meshscope.report.listings import ListedReport, Listing
 from meshscope.store.read.columns import int64_column
@@ -63,7 +64,7 @@ def _measure_steps(recording: Recording) -> tuple[float | None, float | None]:
     if len(periods) < _MIN_STEPS:
         return None, None
     median = float(np.median(periods))
-    spread = 1.4826 * float(np.median(np.abs(periods - median)))
+    spread = MAD_TO_DEVIATION * float(np.median(np.abs(periods - median)))
     return median, _MEDIAN_ERROR * spread / len(periods) ** 0.5
 
 

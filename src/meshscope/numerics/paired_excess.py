@@ -33,6 +33,7 @@ _CLIP_DEVIATIONS = 4.0
 _MARGIN_DEVIATIONS = 1.645
 """By which the autocorrelation is raised: 95 % of estimates are then not too small."""
 MAD_TO_DEVIATION = 1.4826
+"""Standard deviations per median absolute one, of normal values."""
 _SEED = 20240501
 
 

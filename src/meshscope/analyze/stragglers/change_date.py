@@ -16,6 +16,7 @@ import numpy as np
 
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.recording import Recording
 
@@ -29,7 +30,6 @@ _DOUBT = 9.0
 """By how many variances the second-best place may be worse and still be a bound: 3 deviations."""
 _MAX_RATIO = 1.5
 """Of a single step's length to the usual: what is longer is a pause."""
-_DEVIATION = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _split(steps: Int64s, mean_ns: Floats, count: Int64s, bounds: Dated) -> Date
     after_ns = (whole - total[best]) / (all_steps - weight[best])
     left = np.where(np.arange(len(mean_ns)) <= best, mean_ns - before_ns, mean_ns - after_ns)
     single = left[count == 1]
-    noise_ns = _DEVIATION * float(np.median(np.abs(single))) if len(single) else 0.0
+    noise_ns = MAD_TO_DEVIATION * float(np.median(np.abs(single))) if len(single) else 0.0
     # Steps that repeat each other tell less than as many that do not.
     noise_ns = max(noise_ns * _measure_repetition(single), 1e-9 * whole / all_steps)
     if gained[best] < (_MIN_T * noise_ns) ** 2:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.timeline.peer_work import PeerWork
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.store.read.arrays import Bools, Floats
 
 _PAUSE_RATIO = 0.25
@@ -30,7 +31,6 @@ _AROUND_STEPS_RATIO = 0.9
 """Least share of steps with a long rank if uneven work goes around."""
 _AROUND_RANKS = 1.2
 """The most long ranks in such a step."""
-_MAD_TO_DEVIATION = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pau
     """Pauses of all ranks except those known to be slow."""
     usual = np.median(work.total_ns, axis=0)
     excess = work.total_ns - usual
-    deviation = _MAD_TO_DEVIATION * np.median(np.abs(excess), axis=0)
+    deviation = MAD_TO_DEVIATION * np.median(np.abs(excess), axis=0)
     limit = np.maximum(_PAUSE_RATIO * work.step_ns, _PAUSE_DEVIATIONS * deviation)
     is_pause = excess > limit
     counts = is_pause.sum(axis=0)

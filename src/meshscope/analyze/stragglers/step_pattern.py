@@ -18,6 +18,7 @@ import numpy as np
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.chance import binomial_tail
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.numerics.rise import rise_chance
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.read.run import Attempt
@@ -40,7 +41,6 @@ _MIN_RECURRING_RATIO = 0.8
 """Least share of slow steps at the interval."""
 _MAX_INTERVALS = 3
 _NUM_BLOCKS = 24
-_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +130,7 @@ def find_slow_steps(step: Int64s, period_ns: Floats) -> StepPeriods:
     padded = np.pad(period_ns, _HALF_WINDOW, mode="reflect")
     views = np.lib.stride_tricks.sliding_window_view(padded, window)
     usual = np.median(views, axis=1)
-    deviation = _MAD_TO_SIGMA * np.median(np.abs(views - usual[:, None]), axis=1)
+    deviation = MAD_TO_DEVIATION * np.median(np.abs(views - usual[:, None]), axis=1)
     excess = period_ns - usual
     is_slow = (excess > MIN_SLOW_RATIO * usual) & (excess > _MIN_SLOW_DEVIATIONS * deviation)
     return StepPeriods(step=step, period_ns=period_ns, usual_ns=usual, is_slow=is_slow)

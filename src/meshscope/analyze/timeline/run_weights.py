@@ -12,12 +12,11 @@ Wrong for what began and ended between two windows: its time counts, but as that
 import numpy as np
 
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.store.read.arrays import Floats, Int64s
 
 _MIN_DIFFERENCE = 4.0
 """Between the steps of two windows, in standard errors, from which lengths tell them apart."""
-_DEVIATION = 1.4826
-"""Standard deviations per median absolute one."""
 
 
 def weigh_steps(timeline: Timeline) -> Floats:
@@ -56,7 +55,7 @@ def _measure_levels(period_ns: Floats, first: Int64s, ends: Int64s) -> tuple[Flo
     for index, (begin, end) in enumerate(zip(first.tolist(), ends.tolist(), strict=True)):
         own = period_ns[begin:end]
         level[index] = np.median(own)
-        error[index] = _DEVIATION * np.median(np.abs(own - level[index])) / np.sqrt(len(own))
+        error[index] = MAD_TO_DEVIATION * np.median(np.abs(own - level[index])) / np.sqrt(len(own))
     return level, error
 
 

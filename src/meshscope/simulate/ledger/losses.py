@@ -23,6 +23,7 @@ import numpy as np
 
 from meshscope.analyze.pipeline.stage_sizes import RankSizes, SizeKind
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.simulate.ledger.peer_cells import PeerCells, Place, list_places
 from meshscope.simulate.ledger.standing_out import (
     choose_outstanding,
@@ -46,7 +47,6 @@ _PAUSE_RATIO = 0.1
 _PAUSE_DEVIATIONS = 8.0
 _MAIN_RANK_RATIO = 0.8
 """Of all pauses in a place that one rank must have for them to be its own."""
-_MAD_TO_DEVIATION = 1.4826
 _OPTIMIZER = "optimizer"
 _UNKNOWN_PARAMETERS = "how many parameters each stage holds was not recorded"
 _UNKNOWN_SIZES = "what each stage holds was not recorded"
@@ -229,7 +229,7 @@ class _Split:
 
     def _find_pause_limit(self, by_step: Floats) -> float:
         """The least excess of a pause among these [step, member]."""
-        deviation = _MAD_TO_DEVIATION * float(np.median(np.abs(by_step)))
+        deviation = MAD_TO_DEVIATION * float(np.median(np.abs(by_step)))
         return max(_PAUSE_RATIO * self._period_ns, _PAUSE_DEVIATIONS * deviation)
 
     def _note_excess(
