@@ -17,16 +17,29 @@ from meshscope.plan.model_shape import Experts, LatentAttention, ModelShape
 
 _MAX_BYTES = 4 << 20
 _MOST = 10**9
-_GPT_KINDS = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom", "phi")
-"""Norms with a bias, an MLP without a gate, biases."""
+_GPT_KINDS = (
+    "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom", "phi", "starcoder2", "falcon", "mpt",
+)  # fmt: skip
+"""Norms with a bias, an MLP without a gate; biases, but for what `_has_bias` reads."""
 _LLAMA_KINDS = (
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3", "gemma3_text", "phi3", "olmo", "olmo2", "granite", "smollm3", "deepseek_v2",
-    "deepseek_v3", "kimi_k2",
+    "deepseek_v3", "kimi_k2", "gpt_oss",
 )  # fmt: skip
 """RMS norms, rotated positions, a gated MLP or experts that have one."""
-_TIED_KINDS = ("gpt2", "gpt_bigcode", "opt", "bloom", "gemma", "gemma2", "gemma3", "gemma3_text")
+_TIED_KINDS = (
+    "gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "starcoder2", "gemma", "gemma2",
+    "gemma3", "gemma3_text",
+)  # fmt: skip
 """Whose head is the table of tokens unless `tie_word_embeddings` says otherwise."""
+
+
+_LEARNED_KINDS = ("gpt2", "gpt_bigcode", "opt")
+"""Positions from a table; ALiBi has no parameters and counts as rotated."""
+_MULTI_QUERY_KINDS = ("falcon", "gpt_bigcode")
+"""One head of keys and values unless `multi_query` says otherwise."""
+_FALCON_LENGTH = 2048
+_SPARSE_KEYS = ("decoder_sparse_step", "moe_layer_freq")
 
 
 def read_hugging_face(path: Path, sequence_length: int | None = None) -> ModelShape:
@@ -90,11 +103,12 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
         reader.problems.append(
             f"{found}; known are {known}; a decoder with layers like Llama's can be given as llama"
         )
-    hidden = reader.number("hidden_size", "n_embd", "d_model")
-    heads = reader.number("num_attention_heads", "n_head")
+    hidden = reader.number("hidden_size", "n_embd", "n_embed", "d_model")
+    heads = reader.number("num_attention_heads", "n_head", "n_heads")
     length = sequence_length or reader.number(
-        "max_position_embeddings", "n_positions", "n_ctx", "seq_length"
-    )
+        "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len",
+        default=_FALCON_LENGTH if kind == "falcon" else None,
+    )  # fmt: skip
     for what, value in (
         ("hidden_size", hidden),
         ("num_attention_heads", heads),
@@ -102,14 +116,15 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
     ):
         if value < 1:
             reader.problems.append(f"{what} is {value}, expected at least 1")
-    kv_heads = reader.number("num_key_value_heads", default=max(heads, 1))
+    kv_heads = _read_kv_heads(reader, kind, max(heads, 1))
+    wide = reader.number("expansion_ratio", default=4) * hidden
     inner = reader.number(
-        "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden if is_gpt else None
+        "intermediate_size", "n_inner", "ffn_dim", default=wide if is_gpt else None
     )
     return ModelShape(
         name=name,
         vocab_size=reader.number("vocab_size"),
-        num_layers=reader.number("num_hidden_layers", "n_layer"),
+        num_layers=reader.number("num_hidden_layers", "n_layer", "n_layers"),
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -117,19 +132,39 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
         ffn_hidden_size=inner or 4 * hidden,
         sequence_length=length,
         norm="layernorm" if is_gpt else "rmsnorm",
-        position="learned" if kind in ("gpt2", "gpt_bigcode", "opt") else "rope",
+        position="learned" if kind in _LEARNED_KINDS else "rope",
         activation="gelu" if is_gpt else "swiglu",
-        bias=is_gpt,
+        bias=_has_bias(reader, kind),
         tie_embeddings=reader.flag("tie_word_embeddings", default=kind in _TIED_KINDS),
         experts=_read_experts(reader, inner),
         latent=_read_latent(reader),
     )
 
 
+def _read_kv_heads(reader: _Reader, kind: str, heads: int) -> int:
+    if kind in _MULTI_QUERY_KINDS and not reader.flag("new_decoder_architecture", default=False):
+        return 1 if reader.flag("multi_query", default=True) else heads
+    return reader.number("num_key_value_heads", "num_kv_heads", default=heads)
+
+
+def _has_bias(reader: _Reader, kind: str) -> bool:
+    if kind == "mpt":
+        return not reader.flag("no_bias", default=True)
+    if kind == "falcon":
+        return reader.flag("bias", default=False)
+    return kind in _GPT_KINDS or kind == "gpt_oss"
+
+
 def _read_experts(reader: _Reader, inner: int) -> Experts | None:
     count = reader.number("n_routed_experts", "num_local_experts", "num_experts", default=0)
     if not count:
         return None
+    reader.problems += [
+        f"{key} is {str(reader.config[key])[:40]}: mixtures in some layers only, beyond the first "
+        "(first_k_dense_replace), are not known"
+        for key in (*_SPARSE_KEYS, "mlp_only_layers")
+        if reader.config.get(key) not in (None, 1, [])
+    ]
     width = reader.number("moe_intermediate_size", default=inner)
     shared = reader.number("n_shared_experts", default=0)
     wide = reader.number("shared_expert_intermediate_size", default=0)
