@@ -2,12 +2,12 @@
 
 For each matrix product of m × k by k × n, cut over tp: 2mnk / (peak · ratio), longer by
 (1 + c/m)(1 + c/n)(1 + c/k). Attention's products: 2·s·(q + v) for each token, all pairs where the
-stack computes masked ones, else half; in bf16 also under fp8; backward of a fused kernel takes 3.2
-times as long. What only moves bytes, forward (`_count_moved`), and ten bytes for each score where
-scores are in memory; backward twice that. Collectives of tp: 2 in forward and 2 in backward; with
-recompute, forward's again. The host must issue it all: the longer of device and host counts, in a
-smooth maximum. Communication beside compute slows it: by a share of what is hidden
-(`overlap_cost_ratio`). Experts see T·k/(E/ep) tokens each, if routing is even.
+stack computes masked ones, else half; backward of a fused kernel takes 3.2 times as long. Attention
+and the head run in bf16 also under fp8. What only moves bytes, forward (`_count_moved`), and ten
+bytes for each score where scores are in memory; backward twice that. Collectives of tp: 2 in
+forward and 2 in backward; with recompute, forward's again. The host must issue it all: the longer
+of device and host counts, in a smooth maximum. Communication beside compute slows it: by a share of
+what is hidden (`overlap_cost_ratio`). Experts see T·k/(E/ep) tokens each, if routing is even.
 
 Backward is split as schedules need it: W has the products' weight gradients, I all else.
 """
@@ -133,7 +133,7 @@ def time_layer(
         products = products + _time_experts(model, tokens, columns, rate, constants)
     pairs = 1.0 if stack.counts_full_attention else 0.5
     attention = pairs * tokens * model.attention_flops / columns.tp
-    attention = attention / (_find_attention_peak(recipe, cluster) * constants.attention_ratio)
+    attention = attention / (_find_wide_peak(recipe, cluster) * constants.attention_ratio)
     memory = _count_moved(model, tokens, columns, recipe)
     is_unfused = _find_unfused(model, columns, recipe)
     scores = 0.0 if stack.has_fused_attention else _SCORE_BYTES + _UNFUSED_BYTES * is_unfused
@@ -198,7 +198,9 @@ def expose(sent_s: Floats, compute_s: Floats, constants: Constants) -> Floats:
     return sent_s - hidden + constants.overlap_cost_ratio * hidden
 
 
-def _find_attention_peak(recipe: Recipe, cluster: Cluster) -> float:
+def _find_wide_peak(recipe: Recipe, cluster: Cluster) -> float:
+    """Of attention and the head, which stay in bf16 under fp8: Megatron-LM's output layer is none
+    of Transformer Engine's, torchtitan leaves its `output` out of the conversion."""
     dtype = recipe.precision.dtype
     peak = cluster.find_peak("bfloat16" if dtype == "float8" else dtype)
     return peak if isinstance(peak, float) else cluster.device.flops_per_s["float32"]
@@ -230,7 +232,7 @@ def time_head(
 ) -> tuple[Floats, Floats]:
     """Forward and backward of the logits and the loss."""
     tokens = columns.microbatch_size * model.sequence_length / columns.cp
-    rate = find_rate(recipe, cluster, constants)
+    rate = _find_wide_peak(recipe, cluster) * _gemm_ratio(cluster, constants)
     head = Product(model.vocab_size, model.hidden_size, is_cut_outputs=True)
     product = _time_product(head, tokens, columns.tp, rate, constants)
     bandwidth = cluster.device.bandwidth_bytes_per_s * constants.memory_ratio
