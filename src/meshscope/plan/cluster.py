@@ -152,13 +152,12 @@ def make_cluster(
     """
     if per_node is None:
         per_node = _find_node_size(device, num_devices)
+    counts = {"devices": num_devices, "per node": per_node, "adapters": num_adapters}
     problems = [
         f"{name} is {value}, expected at least 1"
-        for name, value in (
-            ("devices", num_devices), ("per node", per_node), ("adapters", num_adapters or 1),
-        )
-        if value < 1
-    ]  # fmt: skip
+        for name, value in counts.items()
+        if value is not None and value < 1
+    ]
     if per_node >= 1 and num_devices > per_node and num_devices % per_node:
         problems.append(
             f"{num_devices} devices are no whole number of nodes of {per_node}; change one of them"

@@ -49,10 +49,7 @@ class RecordedLayout:
 
 def read_layout(study: Study) -> RecordedLayout:
     """From the run's own configuration; UsageError where it has none."""
-    groups = study.settings
-    values: Mapping[str, object] = {}
-    if not isinstance(groups, Unavailable):
-        values = next((one.values for one in groups if one.name == _GROUP), {})
+    values = _read_settings(study)
     missing = [name for name in _MODEL_NUMBERS if not isinstance(values.get(f"model.{name}"), int)]
     if missing:
         raise UsageError(
@@ -101,6 +98,19 @@ def read_layout(study: Study) -> RecordedLayout:
     return RecordedLayout(model=model, candidate=candidate)
 
 
+def _read_settings(study: Study) -> Mapping[str, object]:
+    groups = study.settings
+    if isinstance(groups, Unavailable):
+        return {}
+    return next((one.values for one in groups if one.name == _GROUP), {})
+
+
+def _is_on_host(study: Study) -> bool:
+    """Whether its ranks computed on the host's cores."""
+    device = _read_settings(study).get("device")
+    return device == "cpu" or (device == "auto" and not study.has_accelerators)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
     """What constants are fitted to, in seconds of a step."""
@@ -133,6 +143,11 @@ def measure_run(study: Study) -> MeasuredRun:
 
 def fit_runs(job: Job, studies: Sequence[Study]) -> tuple[Job, tuple[str, ...]]:
     """The job with constants of recorded runs on devices, and what was fitted, line by line."""
+    if any(map(_is_on_host, studies)):
+        raise UsageError(
+            "the run was on CPUs, whose pace says nothing of a device's; give a run on devices, or "
+            "plan without --from"
+        )
     cluster, said = _take_links(job.cluster, studies)
     runs = [measure_run(study) for study in studies]
     job, more, prices = fit_measured(replace(job, cluster=cluster), runs)

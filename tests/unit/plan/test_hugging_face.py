@@ -186,6 +186,33 @@ def test_all_problems_come_at_once(tmp_path):
         assert word in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 10**8}, "from 1 to 100,000"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"vocab_size": float("nan")}, "vocab_size is nan"),
+        ({"num_key_value_heads": 7}, "32 heads cannot share 7"),
+        ({"num_attention_heads": 33}, "33 heads do not divide"),
+        ({"tie_word_embeddings": "no"}, "expected true or false"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
+        (
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 0},
+            "moe_intermediate_size is 0",
+        ),
+        (
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 99},
+            "from 0 to 31",
+        ),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_model_has_are_refused(tmp_path, more, word):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **more}))
+    with pytest.raises(UsageError, match=word):
+        read_hugging_face(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["bert", "t5", "mamba", "llama4", None])
 def test_what_is_no_known_decoder_is_refused_by_its_kind(tmp_path, kind):
     path = tmp_path / "config.json"
