@@ -87,13 +87,31 @@ def test_a_layer_keeps_what_the_published_formula_says(recompute, sequence_paral
 )
 def test_zero_stages_cut_what_the_paper_says(zero_stage, bytes_each):
     """ZeRO (arXiv 1910.02054): 7.5 B parameters on 64 ranks, 120, 31.4, 16.6 and 1.9 GB."""
+    assert count_state_bytes(64, zero_stage) == pytest.approx(bytes_each, rel=1e-6)
+
+
+def count_state_bytes(dp, zero_stage):
+    """Of each parameter, without the layers that are gathered for a while."""
     model = find_model("llama-3-8b")
     recipe = make_recipe("megatron", "bf16-grads")
-    rank = estimate_ranks(model, Candidate(dp=64, zero_stage=zero_stage), recipe)[0]
+    rank = estimate_ranks(model, Candidate(dp=dp, zero_stage=zero_stage), recipe)[0]
     states = rank.parameters_bytes + rank.optimizer_bytes + rank.master_bytes
     whole_layer = 2 * model.count_layer() if zero_stage >= 2 else 0
-    found = states + rank.gradients_bytes - whole_layer
-    assert found == pytest.approx(bytes_each * model.num_parameters, rel=1e-6)
+    return (states + rank.gradients_bytes - whole_layer) / model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "gigabytes"),
+    [
+        (1, (52.5, 35.6, 31.4, 30.4, 30.1)),
+        (2, (41.3, 21.6, 16.6, 15.4, 15.1)),
+        (3, (30, 7.5, 1.88, 0.47, 0.12)),
+    ],
+)
+def test_states_are_those_of_zeros_table(zero_stage, gigabytes):
+    """Table 1 of arXiv 1910.02054, in rounded numbers: 7.5 B parameters on 4 to 1,024 ranks."""
+    found = [7.5 * count_state_bytes(dp, zero_stage) for dp in (4, 16, 64, 256, 1024)]
+    assert found == pytest.approx(gigabytes, rel=0.01, abs=0.005)
 
 
 @pytest.mark.parametrize(

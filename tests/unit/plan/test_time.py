@@ -22,9 +22,14 @@ from meshscope.plan.recipe import make_recipe
 # Narayanan et al., arXiv 2104.04473, table 1: heads, h, L, tp, pp, GPUs, batch, TF/s of a GPU.
 WEAK_SCALING = [
     (24, 2304, 24, 1, 1, 32, 512, 137),
+    (32, 3072, 30, 2, 1, 64, 512, 138),
     (32, 4096, 36, 4, 1, 128, 512, 142),
+    (48, 6144, 40, 8, 1, 256, 1024, 135),
     (64, 8192, 48, 8, 2, 512, 1536, 138),
+    (80, 10240, 60, 8, 4, 1024, 1792, 140),
     (96, 12288, 80, 8, 8, 1536, 2304, 148),
+    (128, 16384, 96, 8, 16, 1920, 2160, 155),
+    (128, 20480, 105, 8, 35, 2520, 2520, 163),
     (160, 25600, 128, 8, 64, 3072, 3072, 163),
 ]
 
@@ -53,7 +58,12 @@ def test_weak_scaling_is_within_a_tenth(heads, h, layers, tp, pp, gpus, batch, t
 
 @pytest.mark.parametrize(
     ("h", "layers", "gpus", "batch", "step_s", "mfu", "hfu"),
-    [(6144, 48, 8, 4, 1.10, 41.5, 43.7), (12288, 96, 64, 64, 13.75, 51.4, 52.8)],
+    [
+        (6144, 48, 8, 4, 1.10, 41.5, 43.7),
+        (12288, 96, 64, 64, 13.75, 51.4, 52.8),
+        (20480, 105, 280, 280, 37.83, 56.0, 57.0),
+        (25600, 128, 512, 512, 71.49, 56.3, 57.0),
+    ],
 )
 def test_utilization_is_the_published_one(h, layers, gpus, batch, step_s, mfu, hfu):
     """Korthikanti et al., table 5: measured iteration times with selective recompute."""
