@@ -170,14 +170,42 @@ def test_recompute_keeps_less_the_more_it_makes_again():
     assert kept[3].workspace_bytes > kept[2].workspace_bytes
 
 
-def test_torchtitan_8b_peaks_near_its_published_memory():
-    """82.4 GiB of reserved memory, 77.0 compiled (METHODS section 10); not fitted."""
-    rank = estimate_ranks(
-        find_model("llama-3-8b"),
-        Candidate(dp=8, zero_stage=3, microbatch_size=2, recompute="selective"),
-        make_recipe("torchtitan"),
-    )[0]
-    assert rank.total_bytes / GIB == pytest.approx(82.4, rel=0.1)
+PER_RANK = {"zero_stage": 3, "recompute": "selective", "microbatch_size": 2}
+FULL = {"zero_stage": 3, "recompute": "full"}
+PIPELINE = {"dp": 8, "tp": 8, "pp": 8, "sequence_parallel": True, **FULL}
+TORCHTITAN = [
+    # benchmarks/llama3_h100_202412_torchtitan.md: GiB reserved, and how far off we may be.
+    ("llama-3-8b", 8192, Candidate(dp=8, **PER_RANK), "", 82.4),
+    ("llama-3-8b", 8192, Candidate(dp=8, **PER_RANK), "compile", 77.0),
+    ("llama-3-8b", 8192, Candidate(dp=8, **PER_RANK), "compile fp8", 76.8),
+    ("llama-3-8b", 8192, Candidate(dp=128, **PER_RANK), "", 67.0),
+    ("llama-3-8b", 8192, Candidate(dp=128, **PER_RANK), "compile", 62.0),
+    ("llama-3-8b", 32768, Candidate(dp=8, **FULL), "compile fp8", 83.9),
+    ("llama-3-8b", 65536, Candidate(dp=4, cp=2, **FULL), "compile fp8", 84.2),
+    (
+        "llama-3.1-405b", 8192, Candidate(microbatch_size=4, num_microbatches=8, **PIPELINE),
+        "compile fp8", 82.5,
+    ),
+    (
+        "llama-3.1-405b", 8192,
+        Candidate(
+            microbatch_size=4, num_microbatches=8, schedule="interleaved_1f1b", chunks=2,
+            **PIPELINE,
+        ),
+        "compile fp8", 72.7,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "length", "candidate", "how", "gib"), TORCHTITAN)
+def test_torchtitan_peaks_near_its_published_memory(name, length, candidate, how, gib):
+    """Of 8B and 405B; not fitted. 70B on 256 GPUs is 14 % low and not here."""
+    recipe = make_recipe(
+        "torchtitan-compile" if "compile" in how else "torchtitan", "fp8" if "fp8" in how else None
+    )
+    model = replace(find_model(name), sequence_length=length)
+    most = max(rank.total_bytes for rank in estimate_ranks(model, candidate, recipe))
+    assert most / GIB == pytest.approx(gib, rel=0.08)
 
 
 def test_categories_sum_to_the_total():
