@@ -134,8 +134,6 @@ def list_places() -> list[Case]:
               Delay(where="evaluation", ranks=(0,), ms=190, every=6)),
         fault("images evaluation r0 every 5", IMAGES, replace(at("evaluation", 0), every=5),
               Delay(where="evaluation", ranks=(0,), ms=210, every=5)),
-        fault("fsdp3 evaluation r0 every 7", FSDP3, replace(at("evaluation", 0), every=7),
-              Delay(where="evaluation", ranks=(0,), ms=220, every=7)),
         fault("ddp6 saving r0 every 8", DDP6, replace(at("saving", 0), every=8),
               Delay(where="saving", ranks=(0,), ms=260, every=8)),
     ]  # fmt: skip
