@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from meshscope.capture.profiling.rank_choice import RankChoice
+from meshscope.cli.engine_option import engine_option
 from meshscope.cli.locate import has_traces, open_located, pick_attempt
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import say, tell_work
@@ -77,6 +78,7 @@ _MAX_JSON_ROWS = 400_000
     type=click.IntRange(min=0),
     help="Which launch of the job, counted from 0.  [default: the last]",
 )
+@engine_option
 def command(
     *,
     run: Path,
