@@ -37,6 +37,16 @@ QUERIES = [
     "select count(*) from steps where step > 1e1 and rank = 0",
     "select count(*) from steps union all select count(*) from spans where rank = 0",
     "select sum(size) from groups",
+    "select * from steps limit 5",
+    "select rank, name, duration_ns from spans where rank >= 1 limit 10 offset 2",
+    "select rank, step from steps where step > 35 limit 8",
+    "(select rank, step from steps limit 3) union all (select rank, step from steps limit 50)",
+    "select distinct rank from steps limit 5",
+    "select rank, step from steps order by step desc, rank limit 5",
+    "select rank, unnest([1, 2]) from steps limit 90",
+    "select count(*) from (select * from steps limit 100)",
+    "select rank, name from scalars where value > 1.03 limit 4",
+    "select a.rank, b.rank from steps a left join spans b on a.step = b.duration_ns limit 99",
     "select rank, count(*) from steps where (rank + step) % 5 = 2 group by all order by all",
     "select count(*) > 0 from steps where random() >= 0 and rank = 1",
     "select count(*) from steps where rank in (select rank from ranks where rank > 3)",
@@ -103,12 +113,20 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
         ("select 1 from steps where rank = 1 and rank = 2", []),
         ("select * from ranks", []),
         ("select 1 from spans where rank = 2 order by duration_ns limit 1", [(2, "spans")]),
+        ("select * from steps limit 30", [(0, "steps")]),
+        ("select * from spans where rank > 2 limit 30 offset 20", [(3, "spans"), (4, "spans")]),
+        ("select rank from steps where step > 38 limit 1", [(0, "steps 39 to 39")]),
         ("select 1 from steps where rank % 4 = 1", [(1, "steps"), (5, "steps")]),
     ],
 )
 def test_only_ranks_and_steps_that_are_asked_for_are_read(
-    run_dir: Path, reads: list[tuple[int, str]], query: str, expected: list[tuple[int, str]]
+    run_dir: Path,
+    reads: list[tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    query: str,
+    expected: list[tuple[int, str]],
 ) -> None:
+    monkeypatch.setattr("meshscope.store.read.query._BATCH_ROWS", 1)
     run = open_run(run_dir)
     with open_planner() as planner:
         scans = plan_scans(planner, query)

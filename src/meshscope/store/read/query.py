@@ -171,6 +171,8 @@ class _Part:
     """What rows have to meet, over the table's columns."""
     steps: tuple[int, int] | None
     """First and last step that are used, of `steps`; None: all."""
+    limit: int | None
+    """So many rows are enough."""
 
 
 def _choose_part(
@@ -178,7 +180,12 @@ def _choose_part(
 ) -> _Part:
     if scans is None:
         return _Part(
-            table=table, columns=table.columns, recordings=recordings, where="true", steps=None
+            table=table,
+            columns=table.columns,
+            recordings=recordings,
+            where="true",
+            steps=None,
+            limit=None,
         )
     used = scans.get(table.name, TableScans(()))
     keys_only = "SELECT attempt, rank FROM ranks"
@@ -193,6 +200,7 @@ def _choose_part(
         recordings=chosen,
         where=used.where(con, [*_KEYS, *typed]),
         steps=steps,
+        limit=used.find_limit(con, [*_KEYS, *typed]),
     )
 
 
@@ -222,13 +230,17 @@ def _load(con: Any, part: _Part) -> None:
     table = replace(part.table, columns=part.columns)
     names = ", ".join(("attempt", "rank", *(column.name for column in part.columns)))
     stored = ", ".join(("attempt", "rank", *filter(None, (select_stored(table),))))
+    num_rows = 0
     for batch in _batches(part, table):
         con.register("_batch", batch)
-        con.execute(
+        (added,) = con.execute(
             f"INSERT INTO _{table.name} SELECT {names} FROM (SELECT {stored} FROM _batch) "
             f"WHERE {part.where}"
-        )
+        ).fetchone()
         con.unregister("_batch")
+        num_rows += added
+        if part.limit is not None and num_rows >= part.limit:
+            return
 
 
 def _batches(part: _Part, table: Table) -> Iterator[dict[str, Any]]:
