@@ -372,6 +372,16 @@ def test_a_compiled_function_is_the_forward_once_backward_shows_it(recorder, wit
         assert sum(phase.self_ns for phase in step.phases) <= step.end_ns - step.start_ns
 
 
+def test_a_wrapper_that_follows_another_around_the_same_model_takes_over(recorder):
+    """As with a new process group in every epoch, or more layers that train from now on."""
+    recorder.watch_everything()
+    optimizer = make_sgd(model := Block())
+    for _ in range(3):
+        wrapper = nn.DataParallel(model)
+        train(optimizer, wrapper)
+        assert wrapper in recorder.watching.models
+
+
 def test_a_wrapper_in_eval_mode_around_a_model_that_trains_is_training(recorder):
     wrapper = nn.Sequential(Block())
     optimizer = make_sgd(wrapper)
