@@ -389,6 +389,16 @@ def test_of_compiled_functions_whose_results_are_not_kept_the_last_is_the_forwar
     assert [step.names for step in finish(recorder).steps[1:]] == [USUAL] * 3
 
 
+def test_a_wrapper_that_follows_another_around_the_same_model_takes_over(recorder):
+    """As with a new process group in every epoch, or more layers that train from now on."""
+    recorder.watch_everything()
+    optimizer = make_sgd(model := Block())
+    for _ in range(3):
+        wrapper = nn.DataParallel(model)
+        train(optimizer, wrapper)
+        assert wrapper in recorder.watching.models
+
+
 def test_a_wrapper_in_eval_mode_around_a_model_that_trains_is_training(recorder):
     wrapper = nn.Sequential(Block())
     optimizer = make_sgd(wrapper)

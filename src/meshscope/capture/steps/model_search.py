@@ -49,14 +49,17 @@ class ModelSearch:
         *,
         attach: Callable[[Any], None],
         models: Any,
+        timed: Any,
         count_updates: Callable[[], int],
     ) -> None:
-        """`attach` times a module's calls; `models` holds those that are timed."""
+        """`attach` times a module's calls; `models` holds those that are timed, `timed` also what
+        they wrap."""
         self._torch = torch
         self._hooks = hooks
         self._caught = guard.caught
         self._attach = attach
         self._models = models
+        self._timed = timed
         self._count_updates = count_updates
         self._handles: list[Any] = []
         self._call_hook: Any = None
@@ -256,7 +259,8 @@ class ModelSearch:
                 hook = ModuleHook(self._compiled_called)
                 if parent not in self._unmet:
                     self._unmet[parent] = parent.register_forward_pre_hook(hook, with_kwargs=True)
-            elif child in self._models:  # a wrapper around what is known: it may be called now
+            elif child in self._models or child in self._timed:
+                # A wrapper around what is known, also one after another: it may be called now.
                 self._open()
         except Exception as error:  # noqa: BLE001 - the guard's: hooks of modules may not raise
             self._caught("model search", error)

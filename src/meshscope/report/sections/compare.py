@@ -354,7 +354,10 @@ def _tell_infinite(loss: LossComparison) -> str:
 
 
 def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + form.ratio(value)
+    text = form.ratio(value)
+    if text.startswith("<"):  # of rounding: it has no sign to speak of
+        return f"±{text}"
+    return ("+" if value > 0 else "") + text
 
 
 def _signed_duration(ns: float) -> str:
