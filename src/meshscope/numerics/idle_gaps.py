@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.numerics.intervals import EMPTY, Intervals, complement, unite
+from meshscope.numerics.intervals import EMPTY, Intervals, complement
 from meshscope.store.read.arrays import Int64s
 
 LAUNCH_NS = 20_000
@@ -90,8 +90,8 @@ def _find_first(start_ns: Int64s, moments_ns: Int64s) -> Int64s:
 
 
 def explain_gaps(
+    busy: Intervals,
     start_ns: Int64s,
-    end_ns: Int64s,
     launched_ns: Int64s,
     *,
     first_ns: int,
@@ -99,11 +99,12 @@ def explain_gaps(
     synchronising: Intervals = EMPTY,
     communicating: Intervals = EMPTY,
 ) -> IdleGaps:
-    """The gaps from `first_ns` to `last_ns` between pieces of work of one device, in any order.
+    """The gaps from `first_ns` to `last_ns` in which one device was not busy.
 
-    `launched_ns` is when the call that launched each piece was over, -1 where it is not known.
+    `start_ns` is when each piece of its work began, in any order, `launched_ns` when the call that
+    launched it was over, -1 where that is not known.
     """
-    gaps = complement(unite(start_ns, end_ns), first_ns, last_ns)
+    gaps = complement(busy, first_ns, last_ns)
     following = _find_first(start_ns, gaps.end_ns)
     launched = np.append(launched_ns, -1)[following]
     is_known = launched >= 0

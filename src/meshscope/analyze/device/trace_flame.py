@@ -23,6 +23,7 @@ from meshscope.store.read.arrays import Int64s, find_true
 OUTSIDE = "(outside of modules)"
 BEFORE = "(launched before the trace, or by a graph)"
 MAX_DEPTH = 64
+_NO_DEVICE = Unavailable("the trace has no device, and a flame graph is of device time")
 
 Stacks = dict[tuple[str, ...], int]
 """Nanoseconds by stack, outermost first."""
@@ -32,6 +33,8 @@ def fold_modules(view: TraceView) -> Stacks | Unavailable:
     """Device time of all devices by module, category and kernel."""
     trace, launch = view.trace, view.launch
     rows = find_true(view.device_of >= 0)
+    if not len(rows):
+        return _NO_DEVICE
     launched = rows[launch[rows] >= 0]
     found = locate_modules(trace, launched, launch)
     if found is None:
@@ -54,6 +57,8 @@ def fold_python(view: TraceView) -> Stacks | Unavailable:
     if not len(calls):
         return Unavailable("no Python function in the trace; record it with with_stack=True")
     rows = find_true(view.device_of >= 0)
+    if not len(rows):
+        return _NO_DEVICE
     launched = rows[launch[rows] >= 0]
     parent = _find_callers(trace, calls)
     inner = find_innermost(trace, calls, launch[launched].astype(np.int64))

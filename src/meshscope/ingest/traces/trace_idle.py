@@ -66,8 +66,8 @@ def find_gaps(
     launched[call == BEFORE_TRACE] = 0
     calls = calls or find_calls(trace)
     gaps = explain_gaps(
+        unite_events(trace, rows),
         events.begin_ns.take(rows),
-        find_ends(trace, rows),
         launched,
         first_ns=begin_ns,
         last_ns=end_ns,
