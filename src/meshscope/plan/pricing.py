@@ -258,8 +258,11 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     tp_s = layer.tp_s * runs + (around.forward_tp_s + around.backward_tp_s) * beside
     layers_dp_s = layer.dp_s * runs + (around.forward_dp_s + around.backward_dp_s) * beside
     inside = (layer.cp_s + layer.ep_s) * runs + tp_s + layers_dp_s
-    # What is left over where another rank ends last stays with the bubble, so that lines sum.
+    # Where the rank that ends last is not the last in its row, others' rows hide some of what it
+    # reduces, and the bubble has what is left, so that lines sum.
     rest = step - (busy + bubble + pipeline + exposed + update + fixed)
+    hidden = np.clip(-rest, 0.0, exposed)
+    exposed, rest = exposed - hidden, rest + hidden
     return [
         StepPrice(
             candidate=candidate,

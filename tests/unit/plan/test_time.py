@@ -119,6 +119,18 @@ def test_lines_sum_to_the_step():
         assert price.compute_s > 0
 
 
+def test_no_bubble_is_below_nothing():
+    """32 microbatches are continued from 8 and 10 here, of which the second has less of one."""
+    job = make_job("llama-2-7b", num_devices=8, stack="meshscope")
+    candidate = Candidate(
+        dp=2, tp=2, pp=2, num_microbatches=32, schedule="zb_v", chunks=2, zero_stage=3,
+        recompute="full", sequence_parallel=True,
+    )  # fmt: skip
+    (price,) = price_candidates(job, [candidate])
+    assert price.bubble_s >= 0
+    assert sum(list_lines(price).values()) == pytest.approx(price.step_s)
+
+
 def test_a_slower_pace_is_of_compute_and_not_of_links():
     job = make_job("gpt-22b", "A100-SXM4-80GB", 8, "megatron-2021")
     slow = replace(job, constants=replace(job.constants, pace_ratio=3.0))

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshscope.cli.places import READ
-from meshscope.cli.terminal_screen import say, show_document, show_sections, write_file
+from meshscope.cli.terminal_screen import (
+    say,
+    show_document,
+    show_sections,
+    tell_work,
+    write_file,
+)
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import MeshscopeError, UsageError
 
@@ -270,7 +276,8 @@ def _make_request(job: "Job", given: dict[str, Any]) -> "Request":
 def _search(job: "Job", request: "Request", *, is_quiet: bool) -> "Found":
     from meshscope.plan.search import search
 
-    return search(job, request, say=None if is_quiet else say)
+    with tell_work("planning"):
+        return search(job, request, say=None if is_quiet else say)
 
 
 def _answer(
