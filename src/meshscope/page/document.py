@@ -294,7 +294,7 @@ def judge_run(report: Report, state: RunState, lamps: tuple[Lamp, ...]) -> Verdi
     is_known = any(lamp.state is LampState.OK for lamp in lamps)
     return VerdictFacts(
         tone="ok" if is_known else "not known",
-        title=f"{describe_nothing(diagnosis)}.",
+        title=f"{begin_sentence(describe_nothing(diagnosis))}.",
         text="That is not proof of health.",
         finding=None,
     )

@@ -306,6 +306,11 @@ _ADVICE = {
     Reason.MISMATCH: "Make all ranks of the group call the same operation: {who} came by another "
     "branch.",
 }
+_ADVICE_SHARED = (
+    "Each of {who} has the same operations under way, in another order: two threads use the group "
+    "at once. Give one of them a group of its own, such as "
+    "dcp.async_save(…, process_group=dist.new_group(backend='gloo'))."
+)
 _ADVICE_TRANSFER = (
     "All ranks have called it: look at the network between their hosts, and at what the backend "
     "says with its debug output (NCCL_DEBUG=INFO); end the job and start it from a checkpoint."
@@ -319,8 +324,20 @@ def advise(hang: Hang) -> str:
     if not hang.culprits:
         return _ADVICE_TRANSFER
     first = hang.culprits[0].reason
-    ranks = [culprit.rank for culprit in hang.culprits if culprit.reason is first]
-    return _ADVICE[first].format(who=name_ranks(ranks))
+    named = [culprit for culprit in hang.culprits if culprit.reason is first]
+    is_shared = first is Reason.MISMATCH and _is_shared([culprit.state for culprit in named])
+    advice = _ADVICE_SHARED if is_shared else _ADVICE[first]
+    return advice.format(who=name_ranks([culprit.rank for culprit in named]))
+
+
+def _is_shared(states: Sequence[RankState]) -> bool:
+    """Whether ranks have several operations of a group under way, all the same ones: no branch
+    brought them there, only the order in which a rank's threads came."""
+    found = {
+        tuple(sorted((one.group_name, one.kind) for one in state.in_flight)) for state in states
+    }
+    several = found.pop() if len(found) == 1 else ()
+    return len(several) > len({group for group, _ in several})
 
 
 def say_when(hang: Hang) -> str:
