@@ -78,6 +78,17 @@ class IdleGaps:
         )
 
 
+def _find_first(start_ns: Int64s, moments_ns: Int64s) -> Int64s:
+    """The first piece of work that begins at each moment or later; -1 where none does."""
+    if not (start_ns[1:] < start_ns[:-1]).any():  # most often it is in order
+        place = start_ns.searchsorted(moments_ns)
+        place[place == len(start_ns)] = -1
+        return place
+    order = np.argsort(start_ns, kind="stable")
+    found: Int64s = np.append(order, -1)[np.searchsorted(start_ns[order], moments_ns)]
+    return found
+
+
 def explain_gaps(
     start_ns: Int64s,
     end_ns: Int64s,
@@ -93,9 +104,7 @@ def explain_gaps(
     `launched_ns` is when the call that launched each piece was over, -1 where it is not known.
     """
     gaps = complement(unite(start_ns, end_ns), first_ns, last_ns)
-    order = np.argsort(start_ns, kind="stable")
-    following = np.append(order, -1)[np.searchsorted(start_ns[order], gaps.end_ns)]
-    del order
+    following = _find_first(start_ns, gaps.end_ns)
     launched = np.append(launched_ns, -1)[following]
     is_known = launched >= 0
     length = gaps.end_ns - gaps.start_ns

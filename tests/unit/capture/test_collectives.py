@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch.distributed as dist
 
 from meshscope.capture.communication.clock_calibration import measure_offset
 from meshscope.capture.operations import collectives, following, operation_shapes
+from meshscope.capture.operations.operation_log import Operation
 from meshscope.capture.operations.operation_shapes import covers, find_shapes, kind_of
+from meshscope.capture.operations.waits import WaitTaps
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import Kind, Outcome
 from meshscope.store.read.run import open_run
-from meshscope.store.schema import WaitSource
+from meshscope.store.schema import BUILTIN_NAMES, OperationFlag, WaitSource
 
 
 @pytest.fixture
@@ -183,6 +186,21 @@ def test_an_operation_this_version_does_not_know_is_custom_with_its_name(
     assert recording.read("collectives")["kind"].tolist() == [Kind.CUSTOM]
     [name_id] = recording.read("operation_notes")["name_id"].tolist()
     assert recording.name_of(name_id) == "allreduce_"
+
+
+@pytest.mark.parametrize("has_future", [False, True])
+def test_what_a_communication_hook_reduces_is_the_engines(has_future):
+    """Also where its end is asked of torch anyway, as of every eighth: one callback is enough."""
+    operation = Operation()
+    operation.a, operation.has_future = BUILTIN_NAMES["backward"] << 48, has_future
+    asked = []
+    follower = SimpleNamespace(
+        find=lambda work: [operation], device=None, add_callback=lambda *told: asked.append(told)
+    )
+    taps = WaitTaps(torch, SimpleNamespace(is_on=True), None, follower, None, time.monotonic_ns)
+    assert taps.make_get_future(lambda work: "its future")("its handle") == "its future"
+    assert operation.a >> 24 & OperationFlag.ENGINE
+    assert asked == ([] if has_future else [([operation], "its future")])
 
 
 def test_closing_gives_everything_back(tmp_path, alone):

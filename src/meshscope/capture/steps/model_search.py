@@ -120,9 +120,17 @@ class ModelSearch:
     def meet_unseen_forward(self) -> None:
         """Backward came and no forward had been seen: look again."""
         open_now = [context for context, _ in find_compiled_calls()] if self._functions else []
-        for context, function in list(self._functions.items()):
-            function.is_forward |= function.makes_gradients or context in open_now
-            function.makes_gradients = False
+        functions = list(self._functions.items())
+        unread = [function for _, function in functions if function.unread_ns is not None]
+        # Torch before 2.13 does not keep results: what was called last made the loss,
+        # where backward does not come from inside a compiled function.
+        last = None
+        if unread and not open_now:
+            last = max(unread, key=lambda function: function.unread_ns or 0)
+        for context, function in functions:
+            made_loss = function.makes_gradients or function is last
+            function.is_forward |= made_loss or context in open_now
+            function.makes_gradients, function.unread_ns = False, None
         if self._reopenings_left:
             self._reopenings_left -= 1
             self._trusts_optimizers = self._trusts_optimizers and bool(self._models)

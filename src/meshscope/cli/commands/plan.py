@@ -40,7 +40,9 @@ _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 @click.argument("model", required=False)
 @click.option("--device", help="Device, such as H100-80GB, A100-SXM4-80GB, B200, MI300X.")
 @click.option("--devices", "num_devices", type=int, help="How many devices.")
-@click.option("--per-node", type=int, default=8, show_default=True, help="Devices of a node.")
+@click.option(
+    "--per-node", type=int, help="Devices of a node.  [default: 8; of NVL72 racks up to 72]"
+)
 @click.option("--batch", "global_batch", type=int, help="Global batch, in sequences.")
 @click.option("--sequence", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option(

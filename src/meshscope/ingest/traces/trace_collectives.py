@@ -28,7 +28,7 @@ from meshscope.ingest.traces.trace_messages import POINT_TO_POINT, find_batches
 from meshscope.ingest.traces.trace_spans import find_ends, read_arguments
 from meshscope.ingest.traces.trace_steps import Places, TraceSteps
 from meshscope.numerics.intervals import Intervals
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 DTYPE_BYTES = {
     "Float": 4,
@@ -147,7 +147,7 @@ def list_collectives(
     `step_of` is the place of each event's step in `steps`.
     """
     events = trace.events
-    picked = rows[classes.work[rows] == Work.COMMUNICATION]
+    picked = rows[classes.work[rows] == int(Work.COMMUNICATION)]
     begin, end = events.begin_ns[picked], find_ends(trace, picked)
     exposed = (end - begin) - compute.within(begin, end)
     numbers: list[int | None] = [None] * len(picked)
@@ -335,9 +335,9 @@ class _Facts:
 
 def _other_work(trace: Trace, picked: Int64s) -> Int64s:
     category = trace.events.category
-    is_work = (category >= Category.KERNEL) & (category <= Category.MEMSET)
+    is_work = (category >= int(Category.KERNEL)) & (category <= int(Category.MEMSET))
     is_work[picked] = False
-    return np.flatnonzero(is_work)
+    return find_true(is_work)
 
 
 def _lend(own: Int64s, lent: Int64s) -> list[int]:

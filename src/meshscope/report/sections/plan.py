@@ -136,7 +136,7 @@ def _show_first(best: PlannedLayout) -> Section:
     parts += [Line("* allowances, not derived", Tone.QUIET), Blank()]
     for name, flags in (
         ("Megatron-LM", best.megatron_flags),
-        ("torchtitan", best.torchtitan_keys),
+        ("torchtitan 0.2", best.torchtitan_keys),
     ):
         shown = form.or_reason(flags, " ".join)
         parts.append(Line(f"{name}: {shown}"))
