@@ -294,6 +294,17 @@ def test_the_dispatcher_takes_over_before_something_in_c_communicates(recorder):
     assert {row["outcome"] for row in found} == {Outcome.OK}
 
 
+@pytest.mark.parametrize("init_sync", [True, False])
+def test_a_reducer_warns_at_its_makers_line_and_is_seen(recorder, init_sync):
+    with pytest.warns(FutureWarning, match="broadcast_buffers") as caught:
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(2, 2), broadcast_buffers=False, init_sync=init_sync
+        )
+    assert {warning.filename for warning in caught} == {__file__}
+    model(torch.ones(1, 2)).sum().backward()
+    assert rows(recorder)[-1]["kind"] == Kind.ALL_REDUCE
+
+
 @pytest.mark.parametrize("has_communicated", [True, False])
 def test_a_reducer_made_before_the_recorder_is_seen(tmp_path, alone, has_communicated):
     wrapper = torch.nn.parallel.DistributedDataParallel

@@ -126,6 +126,10 @@ def test_a_new_optimizer_of_the_same_model_is_no_new_model(recorder, tmp_path):
     for optimizer in (joined, first):
         head(model(torch.randn(2, WIDTH))).square().mean().backward()
         optimizer.step()
+    again = torch.optim.SGD(model.parameters(), lr=0.1)
+    for optimizer in (again, first):  # the same model: nothing was told that could be taken back
+        model(torch.randn(2, WIDTH)).square().mean().backward()
+        optimizer.step()
     finish(recorder)
     assert list_new_models(tmp_path / "run") == [2, -1]  # the head: and then the model trains on
 

@@ -228,6 +228,16 @@ def test_threads_that_share_a_group_are_told_from_a_branch(tmp_path, waiter):
     assert "came by another branch" in hang_words.advise(branched.diagnose())
 
 
+def test_of_a_rank_that_was_alone_nothing_is_said_of_others(tmp_path, processes):
+    job = Job(tmp_path / "run", world_size=1)
+    job.rank(0, processes.killed()).finishes("barrier", job.world, ago_s=1)
+    hang = job.diagnose()
+    said = f"{hang_words.make_sentence(hang)} {hang_words.advise(hang)}"
+    assert "rank 0 died" in said.lower()
+    assert "waits for it" not in said
+    assert "others" not in said
+
+
 def test_a_rank_that_only_holds_a_handle_is_the_one_waited_for(tmp_path, waiter):
     job = Job(tmp_path / "run", world_size=2)
     first, second = JobGroup("a", (0, 1)), JobGroup("b", (0, 1))

@@ -45,6 +45,8 @@ _MIN_JUMP_RATIO = 0.2
 """By which a loss stands out among those between two samples."""
 _MAX_LOOKS = 64
 """Times that all losses between two samples are written, of each of two kinds."""
+_MAX_MODELS = 1000
+"""Of which the journal is told: a program may make one for every picture."""
 _MAX_OPTIMIZERS = 8
 """Optimizers whose losses and rates are kept apart; a program may make one per parameter."""
 
@@ -87,6 +89,10 @@ class Losses:
         self._num_looks = [0, 0]
         """How often steps were looked back at that had a loss which was no number, or one that
         stood out."""
+        self._num_models = 0
+        """Times that the journal was told of another model."""
+        self._has_told_model = False
+        """When optimizers were replaced last."""
         self._last_step = -1
         self._last_divisor, self._last_flags = 0.0, 0
 
@@ -209,12 +215,16 @@ class Losses:
         course of the one before it: the journal says from which step on."""
         self._numbers.clear()
         self._kept.clear()
-        if is_new_model:
+        self._has_told_model = is_new_model and self._num_models < _MAX_MODELS
+        if self._has_told_model:
+            self._num_models += 1
             self._journal("update", new_model_step=self._timeline.step)
 
     def go_on_with_model(self) -> None:
         """The one of before trains on: what was taken for another one trains beside it."""
-        self._journal("update", new_model_step=MISSING)
+        if self._has_told_model:
+            self._has_told_model = False
+            self._journal("update", new_model_step=MISSING)
 
     def _describe(self, number: int, optimizer: Any, parameter: Any) -> dict[str, object]:
         models = (

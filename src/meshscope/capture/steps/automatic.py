@@ -28,6 +28,8 @@ from meshscope.capture.steps.module_hook import (
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.taps import OptimizerTap, Tap
 
+_MAX_TRAINED = 100_000
+"""Parameters that are remembered before those that are gone are forgotten."""
 _MAX_OPTIMIZERS_HEARD = 5
 """Programs may make an optimizer per parameter."""
 
@@ -203,6 +205,8 @@ class Automatic:
         if self._num_optimizers and self._steps.num_updates > self._num_updates:
             self._replace_optimizers(is_new_model=not any(map(self._is_trained, parameters)))
         self._trained |= {id(one): weakref.ref(one) for one in parameters}
+        if len(self._trained) > _MAX_TRAINED:
+            self._trained = {key: ref for key, ref in self._trained.items() if ref() is not None}
         self._num_updates = self._steps.num_updates
         self._made.add(optimizer)
         self._count_optimizer()

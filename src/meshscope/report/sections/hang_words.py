@@ -155,7 +155,7 @@ def _say_missing(hang: Hang) -> str:
 def _say_who_waits(hang: Hang) -> str:
     """`; ranks 0-2 wait for it in … since 0.7 s`."""
     if hang.operation is None:
-        return _have(hang, "; no rank waits for it yet", "")
+        return _have(hang, "; no rank waits for it yet", "") if len(hang.states) > 1 else ""
     where = _describe_operation(hang.operation)
     is_said = bool(_count_held(hang)[0])
     waits = f" for {_have(hang, 'it', 'them')} in {where}"
@@ -287,8 +287,9 @@ def _say_finished(hang: Hang) -> str:
 # --- what to do -----------------------------------------------------------------------------------
 
 _ADVICE = {
-    Reason.KILLED: "Look for who ended {who}: the kernel's log (out of memory), the scheduler, and "
-    "the end of the rank's own output; the others wait for nothing and can be ended.",
+    Reason.KILLED: "Look for who ended {who}: the kernel's log (out of memory), the scheduler, "
+    "os._exit in the program, and the end of the rank's own output; the others wait for nothing "
+    "and can be ended.",
     Reason.LOST: "Look whether the host of {who} is up and reachable, and at the end of the rank's "
     "own output; the others wait for nothing and can be ended.",
     Reason.RAISED: "Fix the error of {who}, which came first; the others' errors follow from it.",
@@ -327,6 +328,8 @@ def advise(hang: Hang) -> str:
     named = [culprit for culprit in hang.culprits if culprit.reason is first]
     is_shared = first is Reason.MISMATCH and _is_shared([culprit.state for culprit in named])
     advice = _ADVICE_SHARED if is_shared else _ADVICE[first]
+    if len(hang.states) == 1:
+        advice = advice.partition("; the others")[0].removesuffix(".") + "."
     return advice.format(who=name_ranks([culprit.rank for culprit in named]))
 
 

@@ -184,6 +184,10 @@ def _describe_value(evidence: Evidence) -> str:
         return show(value)
     text = form.count(value) if isinstance(value, int) else form.numbers(value)[0]
     unit = evidence.unit.replace("_per_s", "/s").replace("_", " ")
+    if unit == "step":  # its number
+        return text
+    if unit == "steps" and value == 1:
+        unit = "step"
     return f"{text} {unit}" if unit else text
 
 
