@@ -8,8 +8,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 def load_numpy() -> None:
     """Without threads for products of matrices, which are not used here: they spin when they begin,
-    which takes as much CPU time as all other modules take to load. What this process starts finds
-    its environment as it was."""
+    for 0.05 s of CPU time and more. What this process starts finds its environment as it was."""
     if "numpy" in sys.modules or _THREADS in os.environ:
         return
     os.environ[_THREADS] = "1"
