@@ -12,7 +12,12 @@ Sources: MPT, mosaicml/llm-foundry scripts/train/benchmarking/README.md (061f2c7
 pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md (31a17bf; H100 with 2.4 TB/s and 500
 W), docs/performance.md (A100) and benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md (1af2937).
 Megatron-LM, NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md (0a25f91), 25.09 and
-25.11; whether layers are recomputed is not published and taken as none.
+25.11; whether layers are recomputed is not published and taken as none. `newer` rows were added
+after all constants were set: the same project's 26.04.01 to 26.08 (067f987, the newest of each
+model and system; MXFP8 counts as fp8), NeMo AutoModel docs/performance-summary.mdx (36044ad, FSDP2
+in bf16) and torchtitan benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md (b5bcd76, without async
+TP). torchtitan's pipelines of 2024 have as many microbatches as ranks where nothing is said
+(parallelisms/pipelining_utils.py at the benchmark's own commit, 9dec370).
 """
 
 import argparse
@@ -65,6 +70,8 @@ MPT_ROWS = """
 """
 """Model, sequence, GPUs, device, microbatch, microbatches, recompute, tokens/s of a GPU. Those with
 more than 8,192 tokens are left out: their attention is that of 2023's kernels."""
+OLD_ATTENTION_RATIO = 0.35
+"""Of an H100's peak: FlashAttention-2 by the measurements of arXiv 2407.08608."""
 DEVICES = {"H": H100, "A": A100, "a": A100_40}
 
 FSDP = {"zero_stage": 3, "recompute": "selective"}
@@ -85,6 +92,14 @@ class Row:
     cluster: dict = field(default_factory=dict)
     is_slow: bool = False
     """Whether its H100 are those with slower memory and 500 W."""
+
+    @property
+    def has_old_attention(self):
+        """torch took FlashAttention-2 on Hopper in all of these runs of MPT and torchtitan (cuDNN's
+        kernels came later, torchtitan 3b85aa3 and after)."""
+        return self.device in (H100, H200) and self.source.removeprefix("newer ") in (
+            "MPT", "torchtitan",
+        )  # fmt: skip
 
     @property
     def step_s(self):
@@ -130,7 +145,7 @@ def list_torchtitan():
 
     plain, compiled = "torchtitan", "torchtitan-compile"
     two = {"microbatch_size": 2, **FSDP}
-    pipeline = {"dp": 8, "tp": 8, "pp": 8, "num_microbatches": 32, **FULL}
+    pipeline = {"dp": 8, "tp": 8, "pp": 8, "microbatch_size": 4, "num_microbatches": 8, **FULL}
     return [
         make("8B fsdp8", small, plain, 5762, dp=8, **two),
         make("8B fsdp8 compiled", small, compiled, 6667, dp=8, **two),
@@ -157,15 +172,7 @@ def list_torchtitan():
 def list_megatron():
     small, middle, large = map(find_model, ("llama-3-8b", "llama-3-70b", "llama-3.1-405b"))
     deepseek = find_model("deepseek-v3")
-    qwen = {"vocab_size": 151_936, "num_kv_heads": 4, "head_size": 128, "sequence_length": 4096}
-    qwen_30 = ModelShape(
-        num_layers=48, hidden_size=2048, num_heads=32, ffn_hidden_size=6144,
-        experts=Experts(count=128, active=8, width=768), **qwen,
-    )  # fmt: skip
-    qwen_235 = ModelShape(
-        num_layers=94, hidden_size=4096, num_heads=64, ffn_hidden_size=12_288,
-        experts=Experts(count=128, active=8, width=1536), **qwen,
-    )  # fmt: skip
+    qwen_30, qwen_235 = (list_mixtures()[name] for name in ("qwen3-30b", "qwen3-235b"))
 
     def make(name, model, device, rate, precision="fp8", **chosen):
         return Row("Megatron-LM", f"{name} {device}", model, device, "megatron",
@@ -198,14 +205,120 @@ def list_megatron():
     ]  # fmt: skip
 
 
+NEWER_ROWS = """
+llama-3-8b GB300 8 fp8 128 2 8192 1 1 1 0 1 1 37556; llama-3-70b GB300 64 fp8 256 2 8192 1 1 1 0 1 3 5248
+llama-3-70b GB300 64 fp8 256 1 8192 1 4 1 5 1 1 4864; llama-3-70b GB200 64 fp8 256 2 8192 1 1 1 0 1 3 4224
+llama-3-70b GB200 64 fp8 256 1 8192 2 4 1 5 1 1 3712; llama-3-70b H100 64 fp8 256 1 8192 4 8 1 5 1 1 1664
+llama-3.1-405b GB300 256 fp8 1536 1 8192 4 8 1 4 1 1 1048
+llama-3.1-405b GB300 256 fp8 1536 1 8192 2 8 2 4 1 1 952
+llama-3.1-405b GB200 256 fp8 1536 1 8192 4 16 1 4 1 1 843
+llama-3.1-405b H100 1024 fp8 1536 1 8192 8 8 2 8 1 1 326
+deepseek-v3 GB300 256 fp8 4096 1 4096 1 2 1 8 32 1 6288
+deepseek-v3 GB200 256 fp8 4096 1 4096 1 4 1 4 64 1 4912
+deepseek-v3 B300 256 fp8 4096 2 4096 1 8 1 0 8 1 3541; deepseek-v3 B200 256 fp8 4096 1 4096 1 8 1 2 32 1 3328
+gpt-oss-120b GB300 64 fp8 1280 4 4096 1 1 1 0 16 1 33024; gpt-oss-120b GB200 64 fp8 1280 4 4096 1 1 1 0 64 1 28672
+gpt-oss-120b B300 64 fp8 1280 4 4096 1 1 1 0 8 1 18534; gpt-oss-120b GB300 64 bf16 1280 4 4096 1 1 1 0 64 1 19200
+gpt-oss-120b GB200 64 bf16 1280 4 4096 1 1 1 0 64 1 16640; gpt-oss-120b B300 64 bf16 1280 4 4096 1 1 1 0 8 1 15232
+gpt-oss-120b B200 64 bf16 1280 4 4096 1 1 1 0 8 1 13568; gpt-oss-120b H100 64 bf16 1280 1 4096 1 4 1 0 8 1 5824
+qwen3-30b GB300 8 fp8 512 8 4096 1 1 1 0 8 1 44544; qwen3-30b GB200 8 fp8 512 4 4096 1 1 1 0 8 1 39936
+qwen3-30b B300 8 fp8 512 8 4096 1 1 1 0 8 1 40769; qwen3-30b B200 8 fp8 512 4 4096 1 1 1 0 8 1 27136
+qwen3-30b H100 16 fp8 1024 1 4096 1 1 1 0 16 1 8826; qwen3-235b GB300 256 fp8 8192 2 4096 1 4 1 12 32 1 8816
+qwen3-235b GB200 256 fp8 8192 1 4096 1 8 1 3 32 1 7280; qwen3-235b B300 256 fp8 8192 2 4096 1 8 1 0 8 1 5936
+qwen3-235b H100 256 fp8 8192 1 4096 2 8 1 4 32 1 1712; kimi-k2 GB300 256 fp8 4096 2 4096 1 4 1 4 64 1 5372
+deepseek-v3 H100 256 bf16 512 1 4096 1 4 1 8 64 3 1002; qwen3-30b H100 8 bf16 512 4 4096 1 1 1 0 8 3 12040
+gpt-oss-20b H100 8 bf16 256 2 4096 1 1 1 0 8 3 13058; gpt-oss-120b H100 64 bf16 512 2 4096 1 1 1 0 64 3 7626
+llama-3-70b H100 64 bf16 128 1 8192 1 1 2 0 1 3 866.77
+"""  # noqa: E501
+"""Model, device, devices, precision, batch, microbatch, tokens, tp, pp, cp, chunks, ep, ZeRO,
+tokens/s of a device; the last five are NeMo AutoModel's, ep and recompute by its configurations
+(examples/llm_benchmark)."""
+NUM_AUTOMODEL = 5
+
+
+def list_newer():
+    models, rows = list_mixtures(), []
+    lines = [one for one in NEWER_ROWS.replace("\n", ";").split(";") if one.strip()]
+    for index, line in enumerate(lines):
+        name, device, *numbers = line.split()
+        precision = numbers.pop(1)
+        world, batch, size, tokens, tp, pp, cp, chunks, ep, zero, rate = map(float, numbers)
+        dp = int(world / tp / pp / cp)
+        is_megatron = index < len(lines) - NUM_AUTOMODEL
+        is_recomputed = not is_megatron and not name.startswith("gpt-oss")
+        candidate = Candidate(
+            dp=dp, tp=int(tp), pp=int(pp), cp=int(cp), ep=int(ep), microbatch_size=int(size),
+            num_microbatches=int(batch / dp / size), zero_stage=int(zero), chunks=int(chunks) or 1,
+            schedule="interleaved_1f1b" if chunks else "1f1b", sequence_parallel=tp > 1,
+            recompute="full" if is_recomputed else "none",
+        )  # fmt: skip
+        model = models.get(name) or find_model(name)
+        rows.append(
+            Row(
+                "newer Megatron-LM" if is_megatron else "newer AutoModel",
+                f"{name} {device} {precision} {candidate.describe()}",
+                replace(model, sequence_length=int(tokens)), H100 if device == "H100" else device,
+                "megatron", candidate, rate, precision,
+            )
+        )  # fmt: skip
+    return [*rows, *list_newer_torchtitan()]
+
+
+def list_mixtures():
+    """Models that only published tables ask for."""
+    qwen = {"vocab_size": 151_936, "num_kv_heads": 4, "head_size": 128, "sequence_length": 4096}
+    oss = {
+        "hidden_size": 2880, "num_heads": 64, "num_kv_heads": 8, "head_size": 64, "bias": True,
+        "ffn_hidden_size": 2880, "vocab_size": 201_088, "sequence_length": 4096,
+    }  # fmt: skip
+    kimi = Experts(count=384, active=8, width=2048, num_shared=1, num_dense_layers=1)
+    return {
+        "qwen3-30b": ModelShape(
+            num_layers=48, hidden_size=2048, num_heads=32, ffn_hidden_size=6144,
+            experts=Experts(count=128, active=8, width=768), **qwen,
+        ),
+        "qwen3-235b": ModelShape(
+            num_layers=94, hidden_size=4096, num_heads=64, ffn_hidden_size=12_288,
+            experts=Experts(count=128, active=8, width=1536), **qwen,
+        ),
+        "gpt-oss-120b": ModelShape(
+            num_layers=36, experts=Experts(count=128, active=4, width=2880), **oss
+        ),
+        "gpt-oss-20b": ModelShape(
+            num_layers=24, experts=Experts(count=32, active=4, width=2880), **oss
+        ),
+        "kimi-k2": replace(
+            find_model("deepseek-v3"), vocab_size=163_840, num_heads=64, num_kv_heads=64,
+            experts=kimi,
+        ),
+    }  # fmt: skip
+
+
+def list_newer_torchtitan():
+    rows = []
+    for name, model, rate, precision, chosen in (
+        ("70B bf16", "llama-3-70b", 597.3, None, {"dp": 32, "microbatch_size": 16, **FULL}),
+        ("70B fp8", "llama-3-70b", 809.8, "fp8", {"dp": 32, "microbatch_size": 16, **FULL}),
+        ("8B bf16", "llama-3-8b", 4378, None, {"dp": 8, "microbatch_size": 12, **FSDP}),
+        ("8B fp8", "llama-3-8b", 5078.1, "fp8", {"dp": 8, "microbatch_size": 12, **FSDP}),
+    ):
+        candidate = Candidate(tp=8, **{**chosen, "sequence_parallel": True})
+        rows.append(
+            Row("newer torchtitan", f"{name} {candidate.describe()}", find_model(model), H100,
+                "torchtitan-compile", candidate, rate, precision, is_slow=True)
+        )  # fmt: skip
+    return rows
+
+
 def list_rows():
-    return [*list_mpt(), *list_torchtitan(), *list_megatron()]
+    return [*list_mpt(), *list_torchtitan(), *list_megatron(), *list_newer()]
 
 
 def predict(row, constants=None):
     """Seconds of a step. At 500 W of 700 clocks are lower by about the third root."""
     cluster = make_cluster(row.device, row.candidate.world_size, **row.cluster)
     own = constants or find_constants(row.stack, cluster.device.name)
+    if constants is None and row.has_old_attention:
+        own = replace(own, attention_ratio=OLD_ATTENTION_RATIO)
     if row.is_slow:
         clock = (500 / 700) ** (1 / 3)
         device = replace(cluster.device, bandwidth_bytes_per_s=2.4e12)

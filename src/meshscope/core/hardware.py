@@ -145,6 +145,14 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA GB200", half=2500, tf32=1250, float8=5000, float32=80, float64=40,
         gigabytes_per_s=8000,
     ),
+    _device(
+        "NVIDIA B300", half=2250, tf32=1125, float8=4500, float32=75, float64=1.2,
+        gigabytes_per_s=7700,
+    ),
+    _device(
+        "NVIDIA GB300", half=2500, tf32=1250, float8=5000, float32=80, float64=1.4,
+        gigabytes_per_s=8000,
+    ),
     # NVIDIA, workstation and consumer
     _device("NVIDIA RTX A6000", half=154.8, tf32=77.4, float32=38.7, gigabytes_per_s=768),
     _device(

@@ -139,10 +139,11 @@ def replay_steady(
     num_more = candidate.pp
     further = replay_batch(compile_schedule(*key, steady + num_more, candidate.chunks), *durations)
     times = (number - steady) / num_more
+    busy_s = real.busy_s + times * (further.busy_s - real.busy_s)
+    end_s = real.end_s + times * (further.end_s - real.end_s)
+    # Where five rounds leave less of a bubble than four, more rounds do not leave less than none.
     return BatchReplay(
-        start_s=real.start_s,
-        end_s=real.end_s + times * (further.end_s - real.end_s),
-        busy_s=real.busy_s + times * (further.busy_s - real.busy_s),
+        start_s=real.start_s, end_s=np.maximum(end_s, real.start_s + busy_s), busy_s=busy_s
     )
 
 

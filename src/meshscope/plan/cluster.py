@@ -78,7 +78,9 @@ _GENERATIONS: tuple[tuple[str, str, str, float, float], ...] = (
     ("H200", "nvlink4", "ndr", 700, 0.75),
     ("GH200", "nvlink4", "ndr", 700, 0.75),
     ("H20", "nvlink4", "ndr", 400, 0.85),
-    ("GB200", "nvlink5", "ndr", 1200, 0.7),
+    ("GB300", "nvlink5", "xdr", 1400, 0.7),
+    ("B300", "nvlink5", "xdr", 1100, 0.72),
+    ("GB200", "nvlink5", "ndr", 1200, 0.67),
     ("B200", "nvlink5", "ndr", 1000, 0.7),
     ("MI300X", "xgmi3", "ndr", 750, 0.5),
     ("MI325X", "xgmi3", "ndr", 1000, 0.5),
@@ -87,7 +89,13 @@ _GENERATIONS: tuple[tuple[str, str, str, float, float], ...] = (
 )
 """Power: board limits of data sheets. The last column is what large bf16 matrix products reach of
 the dense peak under that limit: public measurements of about 650 to 700 TFLOP/s on H100 SXM and of
-600 to 660 on MI300X; A100's is fitted (`calibration`)."""
+600 to 660 on MI300X; A100's is fitted (`calibration`). Blackwells are one silicon: B200's rate
+times the third root of the power, over each one's own peak."""
+
+
+_USUAL_NODE, _RACK_SIZE = 8, 72
+_RACK_DEVICES = ("GB200", "GB300")
+"""Sold as NVL72 racks, in which NVLink joins 72 devices (NVIDIA's data sheets)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +140,24 @@ def make_cluster(
     device: str,
     num_devices: int,
     *,
-    per_node: int = 8,
+    per_node: int | None = None,
     inside: str | None = None,
     between: str | None = None,
     num_adapters: int | None = None,
 ) -> Cluster:
-    """By names or bandwidths such as `300GB/s`; UsageError with everything that is wrong."""
+    """By names or bandwidths such as `300GB/s`; UsageError with everything that is wrong.
+
+    A node is what the link inside joins: 8 devices, or of the 72 of an NVL72 rack as many as divide
+    the job.
+    """
+    if per_node is None:
+        per_node = _find_node_size(device, num_devices)
+    counts = {"devices": num_devices, "per node": per_node, "adapters": num_adapters}
     problems = [
         f"{name} is {value}, expected at least 1"
-        for name, value in (
-            ("devices", num_devices), ("per node", per_node), ("adapters", num_adapters or 1),
-        )
-        if value < 1
-    ]  # fmt: skip
+        for name, value in counts.items()
+        if value is not None and value < 1
+    ]
     if per_node >= 1 and num_devices > per_node and num_devices % per_node:
         problems.append(
             f"{num_devices} devices are no whole number of nodes of {per_node}; change one of them"
@@ -211,6 +224,12 @@ def make_host_cluster(num_ranks: int, num_cores: int, memory_bytes: int) -> Clus
         gemm_source=source,
         num_processors=min(num_ranks, max(1, num_cores)),
     )
+
+
+def _find_node_size(device: str, num_devices: int) -> int:
+    if not any(name in device.upper() for name in _RACK_DEVICES):
+        return _USUAL_NODE
+    return max((n for n in range(1, _RACK_SIZE + 1) if num_devices % n == 0), default=1)
 
 
 def find_link(text: str, known: dict[str, Link]) -> Link | None:

@@ -49,10 +49,7 @@ class RecordedLayout:
 
 def read_layout(study: Study) -> RecordedLayout:
     """From the run's own configuration; UsageError where it has none."""
-    groups = study.settings
-    values: Mapping[str, object] = {}
-    if not isinstance(groups, Unavailable):
-        values = next((one.values for one in groups if one.name == _GROUP), {})
+    values = _read_settings(study)
     missing = [name for name in _MODEL_NUMBERS if not isinstance(values.get(f"model.{name}"), int)]
     if missing:
         raise UsageError(
@@ -101,6 +98,19 @@ def read_layout(study: Study) -> RecordedLayout:
     return RecordedLayout(model=model, candidate=candidate)
 
 
+def _read_settings(study: Study) -> Mapping[str, object]:
+    groups = study.settings
+    if isinstance(groups, Unavailable):
+        return {}
+    return next((one.values for one in groups if one.name == _GROUP), {})
+
+
+def _is_on_host(study: Study) -> bool:
+    """Whether its ranks computed on the host's cores."""
+    device = _read_settings(study).get("device")
+    return device == "cpu" or (device == "auto" and not study.has_accelerators)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
     """What constants are fitted to, in seconds of a step."""
@@ -133,6 +143,11 @@ def measure_run(study: Study) -> MeasuredRun:
 
 def fit_runs(job: Job, studies: Sequence[Study]) -> tuple[Job, tuple[str, ...]]:
     """The job with constants of recorded runs on devices, and what was fitted, line by line."""
+    if any(map(_is_on_host, studies)):
+        raise UsageError(
+            "the run was on CPUs, whose pace says nothing of a device's; give a run on devices, or "
+            "plan without --from"
+        )
     cluster, said = _take_links(job.cluster, studies)
     runs = [measure_run(study) for study in studies]
     job, more, prices = fit_measured(replace(job, cluster=cluster), runs)
@@ -278,25 +293,42 @@ def fit_host_runs(
 ) -> tuple[Job, tuple[str, ...]]:
     """The job with constants of runs on cores that ranks share, and what was fitted.
 
-    Four constants to each run's step and compute, by all runs at once; the rest of the budget is
-    compared, not fitted. On shared cores a transfer's own time cannot be told from that of being
-    scheduled, so one latency stands for messages and collectives. `num_processors` are the cores
-    that each run had, where others used some; by default the job's.
+    Four constants to each run's step, and without tp to its compute and its line of dp, by all
+    runs at once; the rest of the budget is compared, not fitted. With tp a rank that waits inside
+    its layers leaves its core to others, so that its lines say little of its own work. On shared
+    cores a transfer's own time cannot be told from that of being scheduled, so one latency stands
+    for messages and collectives. `num_processors` are the cores that each run had, where others
+    used some; by default the job's.
     """
     recorded = [read_layout(study) for study in studies]
     had: Sequence[float | None] = num_processors or [job.cluster.num_processors] * len(studies)
-    measured = np.array(
-        [value for study in studies for value in (_measure_step(study), _mean_compute(study))]
-    )
+    truth = [
+        {"step": _measure_step(study), "compute": _mean_compute(study), "dp": _measure_dp(study)}
+        for study in studies
+    ]
+    chosen = [
+        (index, name)
+        for index, (run, one) in enumerate(zip(recorded, truth, strict=True))
+        for name in (("step",) if run.candidate.tp > 1 else ("step", "compute", "dp"))
+        if one[name] > _LEAST_LINE * one["step"]
+    ]
+    measured = np.array([truth[index][name] for index, name in chosen])
 
     def predict(constants: Constants) -> npt.NDArray[np.float64]:
         tied = _tie_latency(constants)
         then = replace(job, constants=tied)
         prices = [_price_recorded(then, *one) for one in zip(recorded, had, strict=True)]
-        return np.array([value for one in prices for value in (one.step_s, one.compute_s)])
+        found = [
+            {"step": one.step_s, "compute": one.compute_s + one.optimizer_s, "dp": one.dp_s}
+            for one in prices
+        ]
+        return np.array([max(found[index][name], 1e-9) for index, name in chosen])
 
-    fitted = _tie_latency(fit_constants(predict, measured, job.constants, HOST_FITTED_NAMES))
-    left = predict(fitted)[::2] / measured[::2] - 1
+    fitted = _tie_latency(
+        fit_constants(predict, measured, job.constants, HOST_FITTED_NAMES, cap=2.0)
+    )
+    is_step = [name == "step" for _, name in chosen]
+    left = (predict(fitted) / measured - 1)[is_step]
     width = max(*map(_measure_spread, studies), *np.abs(left).tolist(), _LEAST_INTERVAL)
     number = f"{len(studies)} recorded runs" if len(studies) > 1 else "the recorded run"
     layouts = "; ".join(one.candidate.describe() for one in recorded)
@@ -307,11 +339,12 @@ def fit_host_runs(
         interval_ratio=float(width),
         sources={**fitted.sources, **dict.fromkeys((*HOST_FITTED_NAMES, "p2p_latency_s"), source)},
     )
+    latency_us = constants.collective_latency_s * 1e6
     rate = job.cluster.between.bytes_per_s * constants.network_ratio
     said = [
         f"pace of compute {constants.pace_ratio:.3g} of the placeholder's time",
         f"{constants.host_layer_s * 1e6:.3g} µs to issue a layer",
-        f"link {rate / 1e9:.3g} GB/s, latency {constants.collective_latency_s * 1e6:.3g} µs",
+        f"link {rate / 1e9:.3g} GB/s, {latency_us:.3g} µs a message",
         f"{job.cluster.ranks_per_processor:g} ranks share a core (a fact of the placement)",
     ]
     said += [
@@ -337,6 +370,10 @@ def _mean_compute(study: Study) -> float:
     if not found > 0:
         raise UsageError("the recorded run's budget has no compute; record more steps")
     return found / 1e9
+
+
+def _measure_dp(study: Study) -> float:
+    return measure_lines(study.budget).get("dp", 0.0) / 1e9
 
 
 def list_lines(price: StepPrice) -> dict[str, float]:

@@ -16,17 +16,30 @@ from meshscope.errors import UsageError
 from meshscope.plan.model_shape import Experts, LatentAttention, ModelShape
 
 _MAX_BYTES = 4 << 20
-_MOST = 10**9
-_GPT_KINDS = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom", "phi")
-"""Norms with a bias, an MLP without a gate, biases."""
+_MOST, _MOST_LAYERS = 10**9, 10**5
+_GPT_KINDS = (
+    "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom", "phi", "starcoder2", "falcon", "mpt",
+)  # fmt: skip
+"""Norms with a bias, an MLP without a gate; biases, but for what `_has_bias` reads."""
 _LLAMA_KINDS = (
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3", "gemma3_text", "phi3", "olmo", "olmo2", "granite", "smollm3", "deepseek_v2",
-    "deepseek_v3", "kimi_k2",
+    "deepseek_v3", "kimi_k2", "gpt_oss",
 )  # fmt: skip
 """RMS norms, rotated positions, a gated MLP or experts that have one."""
-_TIED_KINDS = ("gpt2", "gpt_bigcode", "opt", "bloom", "gemma", "gemma2", "gemma3", "gemma3_text")
+_TIED_KINDS = (
+    "gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "starcoder2", "gemma", "gemma2",
+    "gemma3", "gemma3_text",
+)  # fmt: skip
 """Whose head is the table of tokens unless `tie_word_embeddings` says otherwise."""
+
+
+_LEARNED_KINDS = ("gpt2", "gpt_bigcode", "opt")
+"""Positions from a table; ALiBi has no parameters and counts as rotated."""
+_MULTI_QUERY_KINDS = ("falcon", "gpt_bigcode")
+"""One head of keys and values unless `multi_query` says otherwise."""
+_FALCON_LENGTH = 2048
+_SPARSE_KEYS = ("decoder_sparse_step", "moe_layer_freq")
 
 
 def read_hugging_face(path: Path, sequence_length: int | None = None) -> ModelShape:
@@ -61,14 +74,18 @@ class _Reader:
         self.config = config
         self.problems: list[str] = []
 
-    def number(self, *names: str, default: int | None = None) -> int:
+    def number(
+        self, *names: str, default: int | None = None, least: int = 1, most: int = _MOST
+    ) -> int:
+        """A whole number in its limits; a problem gives one that is."""
         for name in names:
             value = self.config.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 self.problems.append(
-                    f"{name} is {str(value)[:40]!r}, expected a whole number of at least 0"
+                    f"{name} is {repr(value)[:40]}, expected a whole number from {least} to "
+                    f"{most:,}"
                 )
                 return default or 1
             return value
@@ -78,7 +95,10 @@ class _Reader:
         return default
 
     def flag(self, name: str, *, default: bool) -> bool:
-        return bool(self.config.get(name, default))
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.problems.append(f"{name} is {repr(value)[:40]}, expected true or false")
+        return value if isinstance(value, bool) else default
 
 
 def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> ModelShape:
@@ -90,65 +110,96 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
         reader.problems.append(
             f"{found}; known are {known}; a decoder with layers like Llama's can be given as llama"
         )
-    hidden = reader.number("hidden_size", "n_embd", "d_model")
-    heads = reader.number("num_attention_heads", "n_head")
+    hidden = reader.number("hidden_size", "n_embd", "n_embed", "d_model")
+    heads = reader.number("num_attention_heads", "n_head", "n_heads")
     length = sequence_length or reader.number(
-        "max_position_embeddings", "n_positions", "n_ctx", "seq_length"
-    )
-    for what, value in (
-        ("hidden_size", hidden),
-        ("num_attention_heads", heads),
-        ("length", length),
-    ):
-        if value < 1:
-            reader.problems.append(f"{what} is {value}, expected at least 1")
-    kv_heads = reader.number("num_key_value_heads", default=max(heads, 1))
+        "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len",
+        default=_FALCON_LENGTH if kind == "falcon" else None,
+    )  # fmt: skip
+    layers = reader.number("num_hidden_layers", "n_layer", "n_layers", most=_MOST_LAYERS)
+    kv_heads = _read_kv_heads(reader, kind, heads)
+    wide = reader.number("expansion_ratio", default=4) * hidden
     inner = reader.number(
-        "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden if is_gpt else None
+        "intermediate_size", "n_inner", "ffn_dim", default=wide if is_gpt else None
     )
     return ModelShape(
         name=name,
         vocab_size=reader.number("vocab_size"),
-        num_layers=reader.number("num_hidden_layers", "n_layer"),
+        num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_size=reader.number("head_dim", default=max(1, hidden // max(heads, 1))),
-        ffn_hidden_size=inner or 4 * hidden,
+        head_size=_read_head_size(reader, hidden, heads),
+        ffn_hidden_size=inner,
         sequence_length=length,
         norm="layernorm" if is_gpt else "rmsnorm",
-        position="learned" if kind in ("gpt2", "gpt_bigcode", "opt") else "rope",
+        position="learned" if kind in _LEARNED_KINDS else "rope",
         activation="gelu" if is_gpt else "swiglu",
-        bias=is_gpt,
+        bias=_has_bias(reader, kind),
         tie_embeddings=reader.flag("tie_word_embeddings", default=kind in _TIED_KINDS),
-        experts=_read_experts(reader, inner),
+        experts=_read_experts(reader, inner, layers),
         latent=_read_latent(reader),
     )
 
 
-def _read_experts(reader: _Reader, inner: int) -> Experts | None:
-    count = reader.number("n_routed_experts", "num_local_experts", "num_experts", default=0)
+def _read_head_size(reader: _Reader, hidden: int, heads: int) -> int:
+    size = reader.number("head_dim", default=0)
+    if not size and hidden > 1 and hidden % heads:
+        reader.problems.append(
+            f"{heads} heads do not divide a hidden size of {hidden:,}, and head_dim is missing"
+        )
+    return size or max(1, hidden // heads)
+
+
+def _read_kv_heads(reader: _Reader, kind: str, heads: int) -> int:
+    if kind in _MULTI_QUERY_KINDS and not reader.flag("new_decoder_architecture", default=False):
+        return 1 if reader.flag("multi_query", default=True) else heads
+    found = reader.number("num_key_value_heads", "num_kv_heads", default=heads)
+    if heads > 1 and heads % found:
+        reader.problems.append(f"{heads} heads cannot share {found} heads of keys and values")
+    return found
+
+
+def _has_bias(reader: _Reader, kind: str) -> bool:
+    if kind == "mpt":
+        return not reader.flag("no_bias", default=True)
+    if kind == "falcon":
+        return reader.flag("bias", default=False)
+    return kind in _GPT_KINDS or kind == "gpt_oss"
+
+
+def _read_experts(reader: _Reader, inner: int, num_layers: int) -> Experts | None:
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    count = reader.number(*names, default=0, least=0)
     if not count:
         return None
+    reader.problems += [
+        f"{key} is {str(reader.config[key])[:40]}: mixtures in some layers only, beyond the first "
+        "(first_k_dense_replace), are not known"
+        for key in (*_SPARSE_KEYS, "mlp_only_layers")
+        if reader.config.get(key) not in (None, 1, [])
+    ]
     width = reader.number("moe_intermediate_size", default=inner)
-    shared = reader.number("n_shared_experts", default=0)
-    wide = reader.number("shared_expert_intermediate_size", default=0)
+    shared = reader.number("n_shared_experts", default=0, least=0)
+    wide = reader.number("shared_expert_intermediate_size", default=0, least=0)
     return Experts(
         count=count,
-        active=reader.number("num_experts_per_tok"),
+        active=reader.number("num_experts_per_tok", most=count),
         width=width,
-        num_shared=shared or (wide // width if width else 0),
-        num_dense_layers=reader.number("first_k_dense_replace", default=0),
+        num_shared=shared or wide // width,
+        num_dense_layers=reader.number(
+            "first_k_dense_replace", default=0, least=0, most=num_layers - 1
+        ),
     )
 
 
 def _read_latent(reader: _Reader) -> LatentAttention | None:
-    rank = reader.number("kv_lora_rank", default=0)
+    rank = reader.number("kv_lora_rank", default=0, least=0)
     if not rank:
         return None
     return LatentAttention(
         kv_rank=rank,
-        query_rank=reader.number("q_lora_rank", default=0),
+        query_rank=reader.number("q_lora_rank", default=0, least=0),
         nope_size=reader.number("qk_nope_head_dim"),
         rope_size=reader.number("qk_rope_head_dim"),
         value_size=reader.number("v_head_dim"),

@@ -4,6 +4,7 @@ Shapes are the published ones (arXiv 2104.04473 and 2205.05198 for the GPTs, the
 `config.json` for the others); tests compare parameter counts with the published totals.
 """
 
+import difflib
 from typing import Any
 
 from meshscope.core.config.model_config import ModelConfig
@@ -83,4 +84,9 @@ def find_model(name: str) -> ModelShape:
             return model
     if name in PRESETS:
         return from_model_config(ModelConfig(**fill_model_defaults(PRESETS[name])), name)
-    raise UsageError(f"there is no model {name[:60]!r}; use one of {', '.join(KNOWN_NAMES)}")
+    near = difflib.get_close_matches(name.casefold(), KNOWN_NAMES, 1, 0.6)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        f"there is no model {name[:60]!r}; {meant}use one of {', '.join(KNOWN_NAMES)}, or the path "
+        "of a config.json"
+    )

@@ -2,12 +2,12 @@
 
 For each matrix product of m × k by k × n, cut over tp: 2mnk / (peak · ratio), longer by
 (1 + c/m)(1 + c/n)(1 + c/k). Attention's products: 2·s·(q + v) for each token, all pairs where the
-stack computes masked ones, else half; in bf16 also under fp8; backward of a fused kernel takes 3.2
-times as long. What only moves bytes, forward (`_count_moved`), and ten bytes for each score where
-scores are in memory; backward twice that. Collectives of tp: 2 in forward and 2 in backward; with
-recompute, forward's again. The host must issue it all: the longer of device and host counts, in a
-smooth maximum. Communication beside compute slows it: by a share of what is hidden
-(`overlap_cost_ratio`). Experts see T·k/(E/ep) tokens each, if routing is even.
+stack computes masked ones, else half; backward of a fused kernel takes 3.2 times as long. Attention
+and the head run in bf16 also under fp8. What only moves bytes, forward (`_count_moved`), and ten
+bytes for each score where scores are in memory; backward twice that. Collectives of tp: 2 in
+forward and 2 in backward; with recompute, forward's again. The host must issue it all: the longer
+of device and host counts, in a smooth maximum. Communication beside compute slows it: by a share of
+what is hidden (`overlap_cost_ratio`). Experts see T·k/(E/ep) tokens each, if routing is even.
 
 Backward is split as schedules need it: W has the products' weight gradients, I all else.
 """
@@ -133,7 +133,7 @@ def time_layer(
         products = products + _time_experts(model, tokens, columns, rate, constants)
     pairs = 1.0 if stack.counts_full_attention else 0.5
     attention = pairs * tokens * model.attention_flops / columns.tp
-    attention = attention / (_find_attention_peak(recipe, cluster) * constants.attention_ratio)
+    attention = attention / (_find_wide_peak(recipe, cluster) * constants.attention_ratio)
     memory = _count_moved(model, tokens, columns, recipe)
     is_unfused = _find_unfused(model, columns, recipe)
     scores = 0.0 if stack.has_fused_attention else _SCORE_BYTES + _UNFUSED_BYTES * is_unfused
@@ -145,6 +145,7 @@ def time_layer(
     tp_s = 2 * time_all_reduce(
         compute * tokens * model.hidden_size, columns.tp, np.ones(len(columns)), cluster, constants
     )
+    tp_forward_s, tp_backward_s = _share_sequence(tp_s, columns, cluster)
     cp_s = _time_context(model, columns, attention, compute, cluster, constants)
     ep_s = _time_routing(model, columns, tokens, compute, cluster, constants)
     # The pace is of compute alone; what a layer was measured to take is of all of it.
@@ -152,38 +153,55 @@ def time_layer(
     products, attention = pace * products, pace * attention
     moved, score_time = pace * moved, pace * score_time
     inside = products + attention + moved + score_time
-    forward = inside + tp_s + cp_s + ep_s
+    forward = inside + tp_forward_s + cp_s + ep_s
     backward_ratio = _FUSED_BACKWARD if stack.has_fused_attention else 2.0
     rest = backward_ratio * attention + 2 * (moved + score_time) + products
-    again = columns.again * (products + tp_s + cp_s + ep_s) + columns.moved_again * moved
+    again = columns.again * (products + tp_forward_s + cp_s + ep_s) + columns.moved_again * moved
     again = again + columns.attention_again * (attention + score_time)
     added = pace * _count_added(model, columns, recipe) / bandwidth
-    inputs, weights = rest + tp_s + 2 * cp_s + ep_s + again, products + added
+    inputs, weights = rest + tp_backward_s + 2 * cp_s + ep_s + again, products + added
     host = constants.host_layer_s * (1 + _UNFUSED_HOST * is_unfused)
     host = pace * host if cluster.is_host else host * _count_kernels(model) / _KERNELS["plain"]
     # A device computes while its host issues what comes next; a host that computes does both.
     join = np.add if cluster.is_host else _smooth_max
     issued_forward = join(forward, host)
     backward = inputs + weights
-    host_again = 1.0 if cluster.is_host else constants.host_again_ratio
-    issued_backward = join(backward, (2 + host_again * columns.again) * host)
+    issued_backward = join(backward, (2 + constants.host_again_ratio * columns.again) * host)
     stretch = issued_backward / backward
     ratio = _find_layer_ratios(model, columns, constants)
-    gathered = _time_gathering(model, columns, recipe, cluster, constants)
+    layer_weights = model.count_dense_part(1) / columns.tp
+    layer_weights = layer_weights + model.count_expert_part(1, 1) / (columns.tp * columns.ep)
+    gathered = _time_gathering(layer_weights, columns, recipe, cluster, constants)
     shown_forward, shown_backward = ratio * issued_forward, ratio * issued_backward
-    reduced = 2 * gathered * (recipe.precision.gradient_bytes / compute + 1) / 2
+    reduced = gathered + _time_scattering(gathered, recipe, cluster)
     extra_forward = expose(gathered, shown_forward, constants)
     extra_backward = expose(reduced, shown_backward, constants)
     return LayerTimes(
         forward_s=shown_forward + extra_forward,
         input_grad_s=ratio * stretch * inputs + extra_backward,
         weight_grad_s=ratio * stretch * weights,
-        tp_s=ratio * (2 + columns.again) * tp_s,
+        tp_s=ratio * ((1 + columns.again) * tp_forward_s + tp_backward_s),
         cp_s=ratio * (3 + columns.again) * cp_s,
         ep_s=ratio * (2 + columns.again) * ep_s,
         dp_s=extra_forward + extra_backward,
         host_share=ratio * (1.0 if cluster.is_host else (host / issued_forward) ** (_SMOOTH - 1)),
     )
+
+
+def count_scatter_passes(cluster: Cluster) -> int:
+    """Times that a reduce-scatter sends what a gather does: gloo's costs as much as an all-reduce
+    (2.6 against 1.3 ms of a core for 196 KiB on 8 ranks; an all-reduce 3.0)."""
+    return 2 if cluster.is_host else 1
+
+
+def _share_sequence(tp_s: Floats, columns: Columns, cluster: Cluster) -> tuple[Floats, Floats]:
+    """Forward's and backward's collectives of tp. Under sequence parallel each all-reduce is a
+    reduce-scatter and a gather, and backward gathers its inputs again, which devices hide."""
+    if not cluster.is_host:
+        return tp_s, tp_s
+    passes = 1 + count_scatter_passes(cluster)
+    is_cut = columns.sequence_parallel > 0
+    return tp_s * np.where(is_cut, passes / 2, 1.0), tp_s * np.where(is_cut, (passes + 1) / 2, 1.0)
 
 
 def _count_kernels(model: ModelShape) -> int:
@@ -198,7 +216,9 @@ def expose(sent_s: Floats, compute_s: Floats, constants: Constants) -> Floats:
     return sent_s - hidden + constants.overlap_cost_ratio * hidden
 
 
-def _find_attention_peak(recipe: Recipe, cluster: Cluster) -> float:
+def _find_wide_peak(recipe: Recipe, cluster: Cluster) -> float:
+    """Of attention and the head, which stay in bf16 under fp8: Megatron-LM's output layer is none
+    of Transformer Engine's, torchtitan leaves its `output` out of the conversion."""
     dtype = recipe.precision.dtype
     peak = cluster.find_peak("bfloat16" if dtype == "float8" else dtype)
     return peak if isinstance(peak, float) else cluster.device.flops_per_s["float32"]
@@ -230,13 +250,49 @@ def time_head(
 ) -> tuple[Floats, Floats]:
     """Forward and backward of the logits and the loss."""
     tokens = columns.microbatch_size * model.sequence_length / columns.cp
-    rate = find_rate(recipe, cluster, constants)
+    rate = _find_wide_peak(recipe, cluster) * _gemm_ratio(cluster, constants)
     head = Product(model.vocab_size, model.hidden_size, is_cut_outputs=True)
     product = _time_product(head, tokens, columns.tp, rate, constants)
     bandwidth = cluster.device.bandwidth_bytes_per_s * constants.memory_ratio
     passes = 4 * constants.logit_passes * tokens * model.vocab_size / columns.tp / bandwidth
     pace = constants.pace_ratio
     return pace * (product + passes / 3), pace * (2 * product + 2 * passes / 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundTimes:
+    """Of one microbatch, what ranks send beside its layers, in seconds."""
+
+    forward_tp_s: Floats
+    backward_tp_s: Floats
+    forward_dp_s: Floats
+    backward_dp_s: Floats
+
+
+def time_around(
+    model: ModelShape, columns: Columns, recipe: Recipe, cluster: Cluster, constants: Constants
+) -> AroundTimes:
+    """tp sums the table's outputs and two rows of the loss, and in backward the head's input
+    gradient; ZeRO 3 gathers table and head, and reduces their gradients. Between processes on a
+    host as dear as a layer's; on devices in the other constants, so 0."""
+    if not cluster.is_host:
+        nothing = np.zeros(len(columns))
+        return AroundTimes(
+            forward_tp_s=nothing, backward_tp_s=nothing, forward_dp_s=nothing, backward_dp_s=nothing
+        )
+    tokens = columns.microbatch_size * model.sequence_length / columns.cp
+    one = np.ones(len(columns))
+    size = recipe.precision.compute_bytes * tokens * model.hidden_size
+    whole = time_all_reduce(size, columns.tp, one, cluster, constants)
+    rows = 2 * time_all_reduce(4 * tokens, columns.tp, one, cluster, constants)
+    tables = np.where(columns.pp > 1, 1.0, 2.0) * model.count_table() / columns.tp
+    gathered = _time_gathering(tables, columns, recipe, cluster, constants)
+    return AroundTimes(
+        forward_tp_s=whole + rows,
+        backward_tp_s=whole,
+        forward_dp_s=gathered,
+        backward_dp_s=_time_scattering(gathered, recipe, cluster),
+    )
 
 
 def find_rate(recipe: Recipe, cluster: Cluster, constants: Constants) -> float:
@@ -345,21 +401,26 @@ def _time_routing(
     size = compute * tokens * model.experts.active * model.hidden_size
     share = (columns.ep - 1) / columns.ep
     bandwidth = find_bandwidth(columns.ep, columns.tp * columns.cp, cluster, constants)
-    latency = constants.collective_latency_s * np.log2(np.maximum(2.0, columns.ep))
+    latency = time_latency(np.maximum(2.0, columns.ep), cluster, constants)
     return np.where(columns.ep > 1, 2 * (share * size / bandwidth + latency), 0.0)
 
 
+def _time_scattering(gathered: Floats, recipe: Recipe, cluster: Cluster) -> Floats:
+    """Of gradients, by the time that gathering their weights takes."""
+    precision = recipe.precision
+    ratio = precision.gradient_bytes / precision.compute_bytes
+    return gathered * ratio * count_scatter_passes(cluster)
+
+
 def _time_gathering(
-    model: ModelShape, columns: Columns, recipe: Recipe, cluster: Cluster, constants: Constants
+    weights: Floats, columns: Columns, recipe: Recipe, cluster: Cluster, constants: Constants
 ) -> Floats:
-    """Of one layer's weights over the ranks that ZeRO 3 cuts them over, for a microbatch."""
-    weights = model.count_dense_part(1) / columns.tp
-    weights = weights + model.count_expert_part(1, 1) / (columns.tp * columns.ep)
+    """Of so many weights over the ranks that ZeRO 3 cuts them over, for a microbatch."""
     size = recipe.precision.compute_bytes * weights
     stride = columns.tp
     bandwidth = find_bandwidth(columns.shards, stride, cluster, constants)
     share = (columns.shards - 1) / columns.shards
-    latency = constants.collective_latency_s * np.log2(np.maximum(2.0, columns.shards))
+    latency = time_latency(np.maximum(2.0, columns.shards), cluster, constants)
     found = share * size / bandwidth + latency
     if recipe.stack.gathers_once:
         found = found / np.where(columns.pp > 1, columns.num_microbatches, 1.0)
@@ -383,12 +444,22 @@ def find_bandwidth(
     return constants.link_ratio * np.where(is_inside, inside, np.minimum(across, inside))
 
 
+def time_latency(
+    degree: Floats, cluster: Cluster, constants: Constants, *, num_passes: int = 1
+) -> Floats:
+    """Of one collective beside its bytes: for each doubling of the group, or where gloo passes
+    messages around a ring, for each of them (an all-reduce goes around twice)."""
+    if cluster.is_host:
+        return constants.collective_latency_s * num_passes * (degree - 1)
+    return constants.collective_latency_s * np.log2(np.maximum(1.0, degree))
+
+
 def time_all_reduce(
     size: Floats, degree: Floats, stride: Floats, cluster: Cluster, constants: Constants
 ) -> Floats:
-    """2(n−1)/n · S / B and a latency for each doubling of the group."""
+    """2(n−1)/n · S / B and a latency."""
     bandwidth = find_bandwidth(degree, stride, cluster, constants)
-    latency = constants.collective_latency_s * np.log2(np.maximum(1.0, degree))
+    latency = time_latency(degree, cluster, constants, num_passes=2)
     found = 2 * (degree - 1) / degree * size / bandwidth + latency
     return np.where(degree > 1, found, 0.0)
 

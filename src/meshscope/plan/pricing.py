@@ -24,12 +24,16 @@ from meshscope.plan.calibration import Constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import Cluster
 from meshscope.plan.layer_time import (
+    AroundTimes,
     Columns,
     LayerTimes,
+    count_scatter_passes,
     expose,
     find_bandwidth,
     make_columns,
+    time_around,
     time_head,
+    time_latency,
     time_layer,
 )
 from meshscope.plan.model_shape import ModelShape
@@ -95,6 +99,7 @@ class StepTimes:
     dense: LayerTimes
     head_forward_s: Floats
     head_backward_s: Floats
+    around: AroundTimes
     message_s: Floats
     """Of one pipeline message; 0 on one pipeline rank."""
 
@@ -112,6 +117,7 @@ def time_steps(job: Job, columns: Columns) -> StepTimes:
         dense=dense,
         head_forward_s=head_forward,
         head_backward_s=head_backward,
+        around=time_around(model, columns, recipe, cluster, constants),
         message_s=_time_messages(job, columns),
     )
 
@@ -136,10 +142,9 @@ def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tu
     replicas = columns.dp * columns.cp
     expert_replicas = np.maximum(1.0, replicas / columns.ep)
     # Sums and gathers: with ZeRO, gradients are cut and new weights gathered.
+    scattered = count_scatter_passes(cluster) * precision.gradient_bytes
     moved = np.where(
-        columns.zero_stage >= 1,
-        precision.gradient_bytes + precision.weight_bytes,
-        2 * precision.gradient_bytes,
+        columns.zero_stage >= 1, scattered + precision.weight_bytes, 2 * precision.gradient_bytes
     )
     total = np.zeros(len(columns))
     for number, degree, stride in (
@@ -147,7 +152,7 @@ def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tu
         (routed, expert_replicas, columns.tp * columns.ep),
     ):
         bandwidth = find_bandwidth(degree, stride, cluster, constants)
-        latency = constants.collective_latency_s * np.log2(np.maximum(1.0, degree))
+        latency = time_latency(degree, cluster, constants, num_passes=2)
         found = (degree - 1) / degree * moved * number / bandwidth + latency
         total = total + np.where((degree > 1) & (number > 0), found, 0.0)
     # ZeRO 3 reduces layer by layer, which is in the layers' times.
@@ -188,17 +193,24 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     # Half of the head's backward is the gradient of its weights.
     inputs[-1] += shown * times.head_backward_s / 2
     weights[-1] += shown * times.head_backward_s / 2
+    around = times.around
+    forward[-1] += around.forward_tp_s + around.forward_dp_s
+    inputs[-1] += around.backward_tp_s + around.backward_dp_s
     message = times.message_s
     slower = job.cluster.ranks_per_processor
+    held = np.ones((len(rows), 1)) * message
+    held_forward, held_inputs = forward + held, inputs + held
+    held_forward[-1] = forward[-1]
+    held_inputs[0] = inputs[0]
     if slower > 1:
-        real = _replay_shared(job, group, (forward, inputs, weights), message)
         ideal = _replay_shared(job, group, (forward, inputs, weights), 0 * message)
+        # Between processes a message is copied by the cores that compute.
+        if job.cluster.is_host:
+            real = _replay_shared(job, group, (held_forward, held_inputs, weights), 0 * message)
+        else:
+            real = _replay_shared(job, group, (forward, inputs, weights), message)
     elif stack.has_blocking_sends:
-        held = np.ones((len(rows), 1)) * message
-        sent_on, sent_back = held.copy(), held.copy()
-        sent_on[-1] = 0
-        sent_back[0] = 0
-        real = replay_steady(one, forward + sent_on, inputs + sent_back, weights, 0 * message)
+        real = replay_steady(one, held_forward, held_inputs, weights, 0 * message)
     else:
         real = replay_steady(one, forward, inputs, weights, message)
     if slower == 1:
@@ -241,20 +253,27 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     work = one.num_microbatches * sum(part.sum(axis=0) for part in (forward, inputs, weights))
     longer = ideal.busy_s.sum(axis=0) / work if slower > 1 else np.ones(len(group))
     runs = runs * longer
-    inside = (layer.tp_s + layer.cp_s + layer.ep_s + layer.dp_s) * runs
-    # What is left over where another rank ends last stays with the bubble, so that lines sum.
+    has_head = busiest == schedule.stage_ranks[-1]
+    beside = one.num_microbatches * longer * has_head
+    tp_s = layer.tp_s * runs + (around.forward_tp_s + around.backward_tp_s) * beside
+    layers_dp_s = layer.dp_s * runs + (around.forward_dp_s + around.backward_dp_s) * beside
+    inside = (layer.cp_s + layer.ep_s) * runs + tp_s + layers_dp_s
+    # Where the rank that ends last is not the last in its row, others' rows hide some of what it
+    # reduces, and the bubble has what is left, so that lines sum.
     rest = step - (busy + bubble + pipeline + exposed + update + fixed)
+    hidden = np.clip(-rest, 0.0, exposed)
+    exposed, rest = exposed - hidden, rest + hidden
     return [
         StepPrice(
             candidate=candidate,
             step_s=float(step[index]),
             compute_s=float(busy[index] - inside[index]),
             bubble_s=float(bubble[index] + rest[index]),
-            tp_s=float(layer.tp_s[index] * runs[index]),
+            tp_s=float(tp_s[index]),
             cp_s=float(layer.cp_s[index] * runs[index]),
             ep_s=float(layer.ep_s[index] * runs[index]),
             pp_s=float(pipeline[index]),
-            dp_s=float(exposed[index] + layer.dp_s[index] * runs[index]),
+            dp_s=float(exposed[index] + layers_dp_s[index]),
             optimizer_s=float(update[index]),
             fixed_s=fixed,
             ideal_pipeline_s=float(busy[index]),
@@ -310,8 +329,9 @@ def _time_tied(job: Job, columns: Columns) -> Floats:
     """The first and the last stage sum the gradients of their copies of the table."""
     number = job.model.count_table() / columns.tp
     stride = columns.tp * columns.cp * columns.dp
-    bandwidth = find_bandwidth(2 * np.ones(len(columns)), stride, job.cluster, job.constants)
-    latency = job.constants.collective_latency_s
+    two = 2 * np.ones(len(columns))
+    bandwidth = find_bandwidth(two, stride, job.cluster, job.constants)
+    latency = time_latency(two, job.cluster, job.constants, num_passes=2)
     return job.recipe.precision.gradient_bytes * number / bandwidth + latency
 
 

@@ -54,6 +54,13 @@ def test_compute_is_fitted_and_the_rest_is_said(tmp_path):
     assert job.constants.interval_ratio >= abs(left) * 0.999
 
 
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_a_run_on_cpus_is_refused(tmp_path, device):
+    study = record(tmp_path / "run", {**CONFIG, "device": device})
+    with pytest.raises(UsageError, match="the run was on CPUs"):
+        fit_runs(make_job("llama-3-8b", num_devices=8, stack="meshscope"), [study])
+
+
 def _fields(job):
     return {name: getattr(job, name) for name in ("model", "recipe", "cluster", "constants")}
 

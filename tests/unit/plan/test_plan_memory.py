@@ -87,13 +87,31 @@ def test_a_layer_keeps_what_the_published_formula_says(recompute, sequence_paral
 )
 def test_zero_stages_cut_what_the_paper_says(zero_stage, bytes_each):
     """ZeRO (arXiv 1910.02054): 7.5 B parameters on 64 ranks, 120, 31.4, 16.6 and 1.9 GB."""
+    assert count_state_bytes(64, zero_stage) == pytest.approx(bytes_each, rel=1e-6)
+
+
+def count_state_bytes(dp, zero_stage):
+    """Of each parameter, without the layers that are gathered for a while."""
     model = find_model("llama-3-8b")
     recipe = make_recipe("megatron", "bf16-grads")
-    rank = estimate_ranks(model, Candidate(dp=64, zero_stage=zero_stage), recipe)[0]
+    rank = estimate_ranks(model, Candidate(dp=dp, zero_stage=zero_stage), recipe)[0]
     states = rank.parameters_bytes + rank.optimizer_bytes + rank.master_bytes
     whole_layer = 2 * model.count_layer() if zero_stage >= 2 else 0
-    found = states + rank.gradients_bytes - whole_layer
-    assert found == pytest.approx(bytes_each * model.num_parameters, rel=1e-6)
+    return (states + rank.gradients_bytes - whole_layer) / model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "gigabytes"),
+    [
+        (1, (52.5, 35.6, 31.4, 30.4, 30.1)),
+        (2, (41.3, 21.6, 16.6, 15.4, 15.1)),
+        (3, (30, 7.5, 1.88, 0.47, 0.12)),
+    ],
+)
+def test_states_are_those_of_zeros_table(zero_stage, gigabytes):
+    """Table 1 of arXiv 1910.02054, in rounded numbers: 7.5 B parameters on 4 to 1,024 ranks."""
+    found = [7.5 * count_state_bytes(dp, zero_stage) for dp in (4, 16, 64, 256, 1024)]
+    assert found == pytest.approx(gigabytes, rel=0.01, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +170,42 @@ def test_recompute_keeps_less_the_more_it_makes_again():
     assert kept[3].workspace_bytes > kept[2].workspace_bytes
 
 
-def test_torchtitan_8b_peaks_near_its_published_memory():
-    """82.4 GiB of reserved memory, 77.0 compiled (METHODS section 10); not fitted."""
-    rank = estimate_ranks(
-        find_model("llama-3-8b"),
-        Candidate(dp=8, zero_stage=3, microbatch_size=2, recompute="selective"),
-        make_recipe("torchtitan"),
-    )[0]
-    assert rank.total_bytes / GIB == pytest.approx(82.4, rel=0.1)
+PER_RANK = {"zero_stage": 3, "recompute": "selective", "microbatch_size": 2}
+FULL = {"zero_stage": 3, "recompute": "full"}
+PIPELINE = {"dp": 8, "tp": 8, "pp": 8, "sequence_parallel": True, **FULL}
+TORCHTITAN = [
+    # benchmarks/llama3_h100_202412_torchtitan.md: GiB reserved, and how far off we may be.
+    ("llama-3-8b", 8192, Candidate(dp=8, **PER_RANK), "", 82.4),
+    ("llama-3-8b", 8192, Candidate(dp=8, **PER_RANK), "compile", 77.0),
+    ("llama-3-8b", 8192, Candidate(dp=8, **PER_RANK), "compile fp8", 76.8),
+    ("llama-3-8b", 8192, Candidate(dp=128, **PER_RANK), "", 67.0),
+    ("llama-3-8b", 8192, Candidate(dp=128, **PER_RANK), "compile", 62.0),
+    ("llama-3-8b", 32768, Candidate(dp=8, **FULL), "compile fp8", 83.9),
+    ("llama-3-8b", 65536, Candidate(dp=4, cp=2, **FULL), "compile fp8", 84.2),
+    (
+        "llama-3.1-405b", 8192, Candidate(microbatch_size=4, num_microbatches=8, **PIPELINE),
+        "compile fp8", 82.5,
+    ),
+    (
+        "llama-3.1-405b", 8192,
+        Candidate(
+            microbatch_size=4, num_microbatches=8, schedule="interleaved_1f1b", chunks=2,
+            **PIPELINE,
+        ),
+        "compile fp8", 72.7,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "length", "candidate", "how", "gib"), TORCHTITAN)
+def test_torchtitan_peaks_near_its_published_memory(name, length, candidate, how, gib):
+    """Of 8B and 405B; not fitted. 70B on 256 GPUs is 14 % low and not here."""
+    recipe = make_recipe(
+        "torchtitan-compile" if "compile" in how else "torchtitan", "fp8" if "fp8" in how else None
+    )
+    model = replace(find_model(name), sequence_length=length)
+    most = max(rank.total_bytes for rank in estimate_ranks(model, candidate, recipe))
+    assert most / GIB == pytest.approx(gib, rel=0.08)
 
 
 def test_categories_sum_to_the_total():

@@ -12,6 +12,7 @@ from jobs import make_job
 from meshscope.core.flops import Recompute, count_gpt_flops, measure_utilization
 from meshscope.plan.calibration import MEGATRON_A100, find_constants
 from meshscope.plan.candidate import Candidate
+from meshscope.plan.cluster import make_cluster
 from meshscope.plan.fitting import fit_constants, fit_layers
 from meshscope.plan.from_run import MeasuredRun, RecordedLayout, fit_measured, list_lines
 from meshscope.plan.known_models import find_model, make_gpt
@@ -21,9 +22,14 @@ from meshscope.plan.recipe import make_recipe
 # Narayanan et al., arXiv 2104.04473, table 1: heads, h, L, tp, pp, GPUs, batch, TF/s of a GPU.
 WEAK_SCALING = [
     (24, 2304, 24, 1, 1, 32, 512, 137),
+    (32, 3072, 30, 2, 1, 64, 512, 138),
     (32, 4096, 36, 4, 1, 128, 512, 142),
+    (48, 6144, 40, 8, 1, 256, 1024, 135),
     (64, 8192, 48, 8, 2, 512, 1536, 138),
+    (80, 10240, 60, 8, 4, 1024, 1792, 140),
     (96, 12288, 80, 8, 8, 1536, 2304, 148),
+    (128, 16384, 96, 8, 16, 1920, 2160, 155),
+    (128, 20480, 105, 8, 35, 2520, 2520, 163),
     (160, 25600, 128, 8, 64, 3072, 3072, 163),
 ]
 
@@ -52,7 +58,12 @@ def test_weak_scaling_is_within_a_tenth(heads, h, layers, tp, pp, gpus, batch, t
 
 @pytest.mark.parametrize(
     ("h", "layers", "gpus", "batch", "step_s", "mfu", "hfu"),
-    [(6144, 48, 8, 4, 1.10, 41.5, 43.7), (12288, 96, 64, 64, 13.75, 51.4, 52.8)],
+    [
+        (6144, 48, 8, 4, 1.10, 41.5, 43.7),
+        (12288, 96, 64, 64, 13.75, 51.4, 52.8),
+        (20480, 105, 280, 280, 37.83, 56.0, 57.0),
+        (25600, 128, 512, 512, 71.49, 56.3, 57.0),
+    ],
 )
 def test_utilization_is_the_published_one(h, layers, gpus, batch, step_s, mfu, hfu):
     """Korthikanti et al., table 5: measured iteration times with selective recompute."""
@@ -106,6 +117,18 @@ def test_lines_sum_to_the_step():
         )  # fmt: skip
         assert lines == pytest.approx(price.step_s)
         assert price.compute_s > 0
+
+
+def test_no_bubble_is_below_nothing():
+    """32 microbatches are continued from 8 and 10 here, of which the second has less of one."""
+    job = make_job("llama-2-7b", num_devices=8, stack="meshscope")
+    candidate = Candidate(
+        dp=2, tp=2, pp=2, num_microbatches=32, schedule="zb_v", chunks=2, zero_stage=3,
+        recompute="full", sequence_parallel=True,
+    )  # fmt: skip
+    (price,) = price_candidates(job, [candidate])
+    assert price.bubble_s >= 0
+    assert sum(list_lines(price).values()) == pytest.approx(price.step_s)
 
 
 def test_a_slower_pace_is_of_compute_and_not_of_links():
@@ -234,8 +257,9 @@ def test_microbatches_cost_adding_their_gradients_up():
 
 
 def test_published_runs_are_near_what_presets_predict():
-    """Held out: nothing of torchtitan and Megatron-LM was fitted. Qwen3-30B of 25.11 is 2.8 times
-    as slow as predicted, and twice as slow as 25.09 published."""
+    """Held out: nothing of torchtitan, Megatron-LM and AutoModel was fitted. Qwen3-30B of 25.11 is
+    2.7 times as slow as predicted, and twice as slow as 25.09 published. Of the newer rows six are
+    further off: GPT-OSS but for MXFP8 on racks, and Qwen3-30B on 16 H100."""
     published = load_benchmark("planner_published")
     ratios = {
         f"{row.source}: {row.name}": published.predict(row) / row.step_s
@@ -244,11 +268,33 @@ def test_published_runs_are_near_what_presets_predict():
     megatron = {k: v for k, v in ratios.items() if k.startswith("Meg") and "Qwen3-30B" not in k}
     assert len(megatron) == 11
     assert list(megatron.values()) == pytest.approx([1] * 11, abs=0.18)
-    assert ratios["torchtitan: 8B fsdp8"] == pytest.approx(1, abs=0.2)
+    titan = [ratio for name, ratio in ratios.items() if name.startswith("torchtitan")]
+    assert titan == pytest.approx([1] * 14, abs=0.15)
     assert ratios["torchtitan: 8B fsdp64 A100"] == pytest.approx(1, abs=0.1)
     width = 1 + find_constants("megatron").interval_ratio
     inside = [1 / width <= ratio <= width for ratio in ratios.values()]
-    assert sum(inside) >= 0.88 * len(inside)
+    assert sum(inside) >= 0.92 * len(inside)
+
+
+def test_a_rack_is_one_node():
+    """NVLink joins the 72 devices of an NVL72 rack, eight of other devices."""
+    sizes = {number: make_cluster("GB200", number).per_node for number in (8, 64, 72, 256)}
+    assert sizes == {8: 8, 64: 64, 72: 72, 256: 64}
+    assert make_cluster("B200", 64).per_node == 8
+    assert make_cluster("GB300", 64, per_node=4).per_node == 4
+
+
+def test_the_head_stays_in_bf16_under_fp8():
+    """So a wider vocabulary costs the same in both."""
+
+    def head(precision, vocab):
+        job = make_job("llama-3-8b", num_devices=8)
+        model = replace(job.model, vocab_size=vocab)
+        job = replace(job, model=model, recipe=make_recipe("megatron", precision))
+        return price_candidates(job, [Candidate(dp=8, microbatch_size=2)])[0].compute_s
+
+    more = [head(precision, 256_000) - head(precision, 128_000) for precision in ("bf16", "fp8")]
+    assert more[0] == pytest.approx(more[1], rel=1e-6)
 
 
 def test_compiling_saves_what_lies_between_products():

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshscope.cli.places import READ
-from meshscope.cli.terminal_screen import say, show_document, show_sections, write_file
+from meshscope.cli.terminal_screen import (
+    say,
+    show_document,
+    show_sections,
+    tell_work,
+    write_file,
+)
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import MeshscopeError, UsageError
 
@@ -40,7 +46,9 @@ _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 @click.argument("model", required=False)
 @click.option("--device", help="Device, such as H100-80GB, A100-SXM4-80GB, B200, MI300X.")
 @click.option("--devices", "num_devices", type=int, help="How many devices.")
-@click.option("--per-node", type=int, default=8, show_default=True, help="Devices of a node.")
+@click.option(
+    "--per-node", type=int, help="Devices of a node.  [default: 8; of NVL72 racks up to 72]"
+)
 @click.option("--batch", "global_batch", type=int, help="Global batch, in sequences.")
 @click.option("--sequence", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option(
@@ -268,7 +276,8 @@ def _make_request(job: "Job", given: dict[str, Any]) -> "Request":
 def _search(job: "Job", request: "Request", *, is_quiet: bool) -> "Found":
     from meshscope.plan.search import search
 
-    return search(job, request, say=None if is_quiet else say)
+    with tell_work("planning"):
+        return search(job, request, say=None if is_quiet else say)
 
 
 def _answer(

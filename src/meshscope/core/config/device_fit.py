@@ -9,6 +9,7 @@ programs get one to six percent less, and the estimate leaves out context and bu
 (see `memory_model`): a configuration that needs more than nine tenths hardly fits.
 """
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]{1,3})")
 _NAMED_SIZE = re.compile(r"([0-9]{1,4})(?:gb|gib|g)")
 _MOST_OF_DEVICE = 0.9
 _MAX_TEXT = 60
+_NEAR = 0.6
+"""Of names that are offered in place of an unknown one, as `difflib` compares."""
 
 _MEMORY_GIB = {
     "NVIDIA A30": 24, "NVIDIA A10": 24, "NVIDIA A10G": 24, "NVIDIA A40": 48, "NVIDIA L4": 24,
@@ -33,6 +36,7 @@ _MEMORY_GIB = {
     "NVIDIA H100 PCIe": 80, "NVIDIA H100 NVL": 94, "NVIDIA H800": 80, "NVIDIA H800 PCIe": 80,
     "NVIDIA H20": 96, "NVIDIA H200": 141, "NVIDIA H200 NVL": 141, "NVIDIA GH200 480GB": 96,
     "NVIDIA GH200 144G HBM3e": 144, "NVIDIA B200": 180, "NVIDIA GB200": 186,
+    "NVIDIA B300": 270, "NVIDIA GB300": 279,
     "NVIDIA RTX A6000": 48, "NVIDIA RTX 6000 Ada Generation": 48, "NVIDIA GeForce RTX 3090": 24,
     "NVIDIA GeForce RTX 4080": 16, "NVIDIA GeForce RTX 4090": 24, "NVIDIA GeForce RTX 5090": 32,
     "AMD Instinct MI100": 32, "AMD Instinct MI210": 64, "AMD Instinct MI250X": 64,
@@ -108,9 +112,12 @@ def find_target_device(text: str) -> TargetDevice:
     shown = text.strip()[:_MAX_TEXT]
     if not found:
         known = sorted({describe_device(*item) for item in DEVICE_MEMORY_GIB.items()})
+        lower = {name.casefold(): name for name in known}
+        near = difflib.get_close_matches(shown.casefold(), lower, 3, _NEAR)
+        listed = f"did you mean {' or '.join(lower[one] for one in near)}? " if near else ""
         raise Missing(
-            f"“{shown}” is no known device and no memory size; give a size such as 80GiB, or one "
-            f"of {', '.join(known)}"
+            f"“{shown}” is no known device and no memory size; {listed}give a size such as 80GiB, "
+            f"or one of {', '.join(known)}"
         )
     if len(set(found.values())) > 1:
         several = ", ".join(describe_device(*item) for item in found.items())
