@@ -16,9 +16,9 @@ difference of their periods is what the fault really cost, and the stated gain m
 of it, 15 % where ranks outnumber cores. Twins, and runs without any fault, must be called healthy:
 nothing above low.
 
-About half of the older cases are held out, by their names; those written later ("fresh", then
-"newest", then "unseen") are parts of their own: without `--part` they are recorded, and nothing is
-said of them. Results of all parts are merged into one file.
+About half of the older cases are held out, by their names; those written later ("fresh", "newest",
+"unseen", "clients") are parts of their own: without `--part` they are recorded, and nothing is said
+of them. Results of all parts are merged into one file.
 
 Ranks run under SCHED_RR where that is allowed, so that sleepers are woken promptly on a machine
 that others use. What it does not show: real compute that fights for memory or links; ranks of real
@@ -40,6 +40,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.fault_cases_clients import list_clients
 from benchmarks.fault_cases_engine import list_engine_trials
 from benchmarks.fault_cases_fresh import list_fresh
 from benchmarks.fault_cases_newest import list_newest
@@ -79,14 +80,14 @@ from meshscope.diagnose.runner import diagnose
 CROWDED_TOLERANCE_RATIO = 0.15
 """Where ranks outnumber cores."""
 MAX_ROUNDS = 9
-PARTS = ("development", "held out", "fresh", "newest", "unseen")
+PARTS = ("development", "held out", "fresh", "newest", "unseen", "clients")
 DEVELOPMENT, HELD_OUT, *LATER_PARTS = PARTS
 
 
 def list_matrix() -> list[Case]:
     """Those of the suite come first."""
     older = [*list_cases().values(), *list_steady(), *list_trials(), *list_engine_trials()]
-    return [*older, *list_fresh(), *list_newest(), *list_unseen()]
+    return [*older, *list_fresh(), *list_newest(), *list_unseen(), *list_clients()]
 
 
 def find_part(case: Case) -> str:

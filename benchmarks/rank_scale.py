@@ -6,10 +6,10 @@
 Runs are those of `synthetic_run.py`: five records a rank-step, two of them operations, one slow
 rank that the report has to name. The sizes have about the same number of rank-steps, so that what
 depends on the number of ranks alone shows. Each command runs in a fresh process: CPU seconds (user
-and system, imports included), peak resident memory and the most files it had open at once. A size
-that was measured is not measured again (`--again`). Other commands than `report` are asked what an
-operator would ask: all ranks (`ls`, `watch`, `hang`), one edit (`simulate`), one rank (`sql`), 20
-steps of 8 ranks (`export`).
+and system, imports included), peak resident memory and the most files it had open at once. What
+was measured of a size is not measured again (`--again`). Other commands than `report` are asked
+what an operator would ask: all ranks (`ls`, `watch`, `hang`), one edit (`simulate`), one rank
+(`sql`), 20 steps of 8 ranks (`export`).
 """
 
 import argparse
@@ -28,6 +28,7 @@ from synthetic_run import Fault, Job, describe_machine, write_run
 
 RESULTS = Path(__file__).parent / "results" / "rank_scale.json"
 GOAL_CPU_S, GOAL_RSS_BYTES = 300.0, 4_000_000_000
+COMMANDS = ("report", "ls", "watch", "simulate", "hang", "sql", "export")
 MAIN = "from meshscope.cli import main; main()"
 
 
@@ -94,22 +95,29 @@ def measure_report(run: Path, folder: Path, slow: int) -> dict[str, object]:
     return found
 
 
-def measure_others(run: Path, folder: Path, slow: int, last_step: int) -> dict[str, object]:
+def ask_commands(run: Path, folder: Path, slow: int, last_step: int) -> dict[str, list[str]]:
     """Every other command, each on what an operator would ask for."""
-    found: dict[str, object] = {}
-    found["ls"], _ = run_command("ls", str(run))
-    found["watch"], text = run_command("watch", str(run), "--headless", "--once", "--json")
-    found["watch_told"] = [
-        f"{one['event']} {one['title']}" for one in map(json.loads, text.splitlines())
-    ]
-    found["simulate"], _ = run_command("simulate", str(run), "--edit", "compute=0.5x")
-    found["hang"], _ = run_command("hang", str(run))
-    query = f"select count(*), max(step) from steps where rank = {slow}"
-    found["sql"], _ = run_command("sql", str(run), query, "--csv")
     steps, ranks = f"{last_step - 19}-{last_step}", f"{slow - 1}-{slow + 6}"
-    words = ("--perfetto", str(folder / "out.pftrace"), "--steps", steps, "--ranks", ranks)
-    found["export"], _ = run_command("export", str(run), *words, "--no-diagnosis")
-    return found
+    trace = ["--perfetto", str(folder / "out.pftrace"), "--steps", steps, "--ranks", ranks]
+    query = f"select count(*), max(step) from steps where rank = {slow}"
+    return {
+        "ls": ["ls", str(run)],
+        "watch": ["watch", str(run), "--headless", "--once", "--json"],
+        "simulate": ["simulate", str(run), "--edit", "compute=0.5x"],
+        "hang": ["hang", str(run)],
+        "sql": ["sql", str(run), query, "--csv"],
+        "export": ["export", str(run), *trace, "--no-diagnosis"],
+    }
+
+
+def save(sizes: dict[str, object]) -> None:
+    document = {
+        "goal_cpu_s": GOAL_CPU_S,
+        "goal_rss_bytes": GOAL_RSS_BYTES,
+        "machine": describe_machine(),
+        "sizes": sizes,
+    }
+    RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -121,34 +129,34 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--keep", action="store_true", help="leave the run in --folder")
-    parser.add_argument("--part", choices=["all", "report", "others"], default="all")
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, help="these only")
     options = parser.parse_args()
     known = json.loads(RESULTS.read_text("utf-8"))["sizes"] if RESULTS.exists() else {}
     for size in options.sizes:
-        if size in known and not (options.again or options.part != "all"):
-            continue
         num_ranks, num_steps = map(int, size.split("x"))
         folder = Path(options.folder or tempfile.mkdtemp(prefix="rank_scale_"))
         run, slow = folder / size, slow_rank(num_ranks)
+        found = {} if options.again else known.get(size, {})
+        known[size] = found
+        commands = ask_commands(run, folder, slow, num_steps - 1)
+        asked = [name for name in options.commands or COMMANDS if name not in found]
         try:
-            found = known.get(size, {}) | {"num_ranks": num_ranks, "num_steps": num_steps}
-            found |= make_run(run, num_ranks, num_steps)
-            if options.part != "others":
-                found |= measure_report(run, folder, slow)
-            if options.part != "report":
-                found |= measure_others(run, folder, slow, num_steps - 1)
-            known[size] = found
+            if asked:
+                found |= {"num_ranks": num_ranks, "num_steps": num_steps}
+                found |= make_run(run, num_ranks, num_steps)
+            for name in asked:
+                if name == "report":
+                    found |= measure_report(run, folder, slow)
+                else:
+                    found[name], text = run_command(*commands[name])
+                if name == "watch":
+                    events = map(json.loads, text.splitlines())
+                    found["watch_told"] = [f"{one['event']} {one['title']}" for one in events]
+                print(size, name, json.dumps(found[name]), flush=True)
+                save(known)
         finally:
             if not options.keep:
                 shutil.rmtree(run, ignore_errors=True)
-        print(size, json.dumps(known[size]), flush=True)
-        document = {
-            "goal_cpu_s": GOAL_CPU_S,
-            "goal_rss_bytes": GOAL_RSS_BYTES,
-            "machine": describe_machine(),
-            "sizes": known,
-        }
-        RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -4,9 +4,10 @@
 
 Trains kinds of models of `trace_programs.py`, made small, for a step on the CPU below
 torch.profiler with shapes: a residual network, a GPT, a Llama, a recommendation model with
-embedding bags, and a mixture of experts. Prints for each the FLOPs of forward and backward as
-counted from the trace, by `torch.utils.flop_counter`, and by hand, and the share of the operators'
-own time whose cost is known. A CPU has no roofline here: what is checked is the counting.
+embedding bags, a mixture of experts; and attention alone, forward and backward. Prints for each the
+FLOPs as counted from the trace, by `torch.utils.flop_counter` (which knows no attention of a CPU),
+and by hand, and the share of the operators' own time whose cost is known. A CPU has no roofline
+here: what is checked is the counting.
 
 `--recorded FOLDER` has traces of a GPU, as `trace_programs.py` writes them. For each: the share of
 device time whose cost is known; FLOPs against the formula; and the achieved rate of products,
@@ -49,7 +50,7 @@ WITHOUT_DEVICE = frozenset(
 )  # fmt: skip
 """Move nothing: on a device they have no time, on a host only what a call takes."""
 
-CASES = ("resnet", "gpt", "llama", "dlrm", "experts")
+CASES = ("resnet", "gpt", "llama", "dlrm", "experts", "op_attention", "op_attention_backward")
 NUM_RUNS = 3
 """Shares of time are the median of so many."""
 

@@ -5,7 +5,7 @@
 Every argument that is a function takes rank and step. Written through the real writer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,7 @@ def make_signal_run(
     is_compiling: Callable[[int], bool] = lambda step: False,
     is_logged: Callable[[int], bool] = lambda step: True,
     device_limit_bytes: int | None = None,
+    updates: Sequence[Mapping[str, object]] = (),
 ) -> Path:
     """Writes the run and returns its path; the ranks are a dp axis."""
     layout = Layout(dp=num_ranks) if has_layout else None
@@ -78,6 +79,8 @@ def make_signal_run(
             writer.journal.write("update", host_memory={"total_bytes": host_limit_bytes})
         if device_limit_bytes is not None:
             writer.journal.write("update", device_memory={"limit_bytes": device_limit_bytes})
+        for update in updates:
+            writer.journal.write("update", **update)
         now_ns = START_MONO_NS + 500 * MS
         for step in range(num_steps):
             begin_ns, now_ns = now_ns, now_ns + int(step_ns(rank, step))

@@ -8,6 +8,7 @@ MeshscopeError
 │   ├── RunEmpty        a run directory in which no rank has recorded anything
 │   └── SchemaTooNew    written by a later meshscope
 ├── StorageError      a URL cannot be read or written                             (exit 3)
+│   └── StorageNeedsPackage  fsspec lacks the package for this kind of URL        (exit 4)
 ├── TraceError        a trace, or another tool's file, cannot be read             (exit 3)
 └── CaptureError      the recorder could not be set up (never raised into training)
 """
@@ -53,6 +54,12 @@ class StorageError(MeshscopeError):
     """A URL, or what is there, cannot be read or written."""
 
     exit_code = 3
+
+
+class StorageNeedsPackage(StorageError):
+    """fsspec lacks the package for this kind of URL."""
+
+    exit_code = 4
 
 
 class TraceError(MeshscopeError):

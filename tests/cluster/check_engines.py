@@ -53,6 +53,16 @@ def test_a_run_gives_the_same_json_from_every_engine(run, engine, bucket, tmp_pa
     assert there.replace(f'"path": "{url}"', f'"path": "{run}"') == expected
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_commands_say_the_same_by_every_engine(run, engine):
+    for words in (
+        ("export", run, "--table", "budget"),
+        ("compare", run, run, "--json"),
+        ("ls", run, "--findings", "--no-index", "--json"),
+    ):
+        assert call(*words, "--engine", engine) == call(*words)
+
+
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")

@@ -7,6 +7,7 @@ a user would write: `meshscope.start`, `attach`, a loop. None tells the recorder
 
 import gc
 import math
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -60,8 +61,12 @@ SHAPES: dict[str, Callable[[int, int], float]] = {
     "drift": lambda step, num_steps: step / (num_steps - 1),
     "swing": lambda step, num_steps: 0.5 + 0.5 * math.sin(2 * math.pi * step / 12),
     "bursts": lambda step, num_steps: float(step % 15 < 5),
+    "down": lambda step, num_steps: 1.0 - step / (num_steps - 1),
+    "half": lambda step, num_steps: float(random.Random(f"half {step}").random() < 0.5),
+    "chance": lambda step, num_steps: float(random.Random(f"chance {step}").random() < 0.2),
+    "noisy": lambda step, num_steps: random.Random(f"noisy {step}").expovariate(1.0),
 }
-"""Shares of a delay's time: step after its first, steps in all."""
+"""Shares of a delay's time: step after its first, steps in all. The last three are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,9 @@ KINDS = (
     _make("model.loss(x)", "plain/uncalled_root.py", "--call", "loss"),
     _make("model.forward(x)", "plain/uncalled_root.py", "--call", "forward"),
     _make("L-BFGS with a closure", "plain/closure.py"),
+    _make("sweep, each model deleted", "plain/sweep.py"),
+    _make("steps in two threads", "plain/executor.py"),
+    _make("diffusion with an average", "plain/diffusion.py"),
     _make("resume from a checkpoint", "plain/resume.py"),
     _make("torch.save", "plain/saving.py", "--with", "torch"),
     _make("DCP", "plain/saving.py", "--with", "dcp"),
@@ -70,6 +73,8 @@ KINDS = (
     _make("torch.export beside training", "compiled/exported.py", "--way", "export"),
     _make("DDP", "parallel/ddp.py", **_TWO),
     _make("DDP, optimizer first", "parallel/ddp.py", "--optimizer", "first", **_TWO),
+    _make("DDP, no_sync, uneven groups", "parallel/no_sync.py", **_TWO),
+    _make("PPO, rollouts in DDP", "parallel/rollouts.py", **_TWO),
     _make("FSDP2 on a named mesh", "parallel/fsdp2.py", **_TWO),
     _make(
         "FSDP2 × TP",

@@ -322,7 +322,8 @@ def scan_alone(data: bytes, draw: random.Random) -> str:
             raise AssertionError("a name that is not there")
     if len(arguments) and not 0 <= arguments.event.min() <= arguments.event.max() < len(events):
         raise AssertionError("an argument of no event")
-    scanner.put_in_order(np.argsort(events.begin_ns, kind="stable"))
+    ordered = scanner.put_in_order()
+    events, arguments = ordered.events, ordered.arguments
     if (np.diff(events.begin_ns) < 0).any() or (np.diff(arguments.event) < 0).any():
         raise AssertionError("not in order")
     return ended

@@ -7,7 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
+from meshscope.alarms.stalls import WATCH_CODES
 from meshscope.core.verdict.severity import parse_severity
+from meshscope.core.verdict.thresholds import choose_thresholds
+from meshscope.diagnose.registry import RULES, list_thresholds
 from meshscope.errors import UsageError
 
 _Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -143,6 +146,19 @@ class WatchSettings(_Table, frozen=True):
     mlflow: MlflowSettings = MlflowSettings()
 
 
+_SINK_KEYS = {
+    "webhook": "url",
+    "slack": "url",
+    "on_finding": "command",
+    "prometheus": "port",
+    "otel": "endpoint",
+    "tensorboard": "folder",
+    "wandb": "project",
+    "mlflow": "uri",
+}
+"""What each sink cannot do without: a table without it would tell nobody, and say nothing."""
+
+
 def read_settings(file: Path | None, flags: dict[str, dict[str, object]]) -> WatchSettings:
     """The file's, with what flags say (table to key to value) above it. UsageError says what is
     wrong and where."""
@@ -155,10 +171,34 @@ def read_settings(file: Path | None, flags: dict[str, dict[str, object]]) -> Wat
         settings = msgspec.convert(given, WatchSettings)
         parse_severity(settings.alarms.min_severity)
         parse_severity(settings.trace.min_severity)
+        _check_sinks(given)
+        _check_codes(settings.alarms.ignore)
+        _check_thresholds(settings.thresholds)
     except (msgspec.ValidationError, ValueError) as error:
         where = "the flags" if file is None else str(file)
         raise UsageError(f"{where}: {error}; docs/watching.md lists all settings") from error
     return settings
+
+
+def _check_sinks(given: dict[str, object]) -> None:
+    for table, key in _SINK_KEYS.items():
+        values = given.get(table)
+        if isinstance(values, dict) and values.get(key, "") == "":
+            raise ValueError(f"[{table}] has no {key}; without one nothing is told there")
+
+
+def _check_codes(codes: tuple[str, ...]) -> None:
+    known = RULES.keys() | WATCH_CODES
+    unknown = [code for code in codes if code not in known]
+    if unknown:
+        raise ValueError(f"[alarms] ignore: there is no code {unknown[0]!r}; `meshscope rules`")
+
+
+def _check_thresholds(limits: dict[str, float]) -> None:
+    try:
+        choose_thresholds(list_thresholds(), assignments=[f"{k}={v}" for k, v in limits.items()])
+    except UsageError as error:
+        raise ValueError(f"[thresholds]: {error}") from error
 
 
 def _read_file(path: Path) -> dict[str, object]:

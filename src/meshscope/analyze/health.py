@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from meshscope.analyze.rank.caught_errors import CaughtErrors, as_int, list_errors
 from meshscope.analyze.rank.overhead import Overhead
+from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
+from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.trace_windows import KERNEL_LINE
 
@@ -67,6 +69,9 @@ def assess_recording(
     overhead: Overhead | Unavailable,
 ) -> RecordingHealth:
     """Health of an attempt whose tables have been read: reading finds damage."""
+    num_steps = {
+        rank: _count_finished(attempt.ranks[rank], count) for rank, count in num_steps.items()
+    }
     most = max(num_steps.values(), default=0)
     short = tuple(rank for rank, count in num_steps.items() if count < most - 1)
     problems = [*attempt.problems, *(p for rank in attempt for p in rank.problems), *extra_problems]
@@ -97,6 +102,13 @@ def assess_recording(
         ),
         sampling_cost_ns=_find_sampling_cost(attempt),
     )
+
+
+def _count_finished(recording: Recording, num_kept: int) -> int:
+    """With steps of a long run that were thinned away: each rank keeps others."""
+    if "max_bytes" not in recording.header:
+        return num_kept
+    return order_steps(recording.read("steps")).num_finished
 
 
 def _find_sampling_cost(attempt: Attempt) -> int | Unavailable:

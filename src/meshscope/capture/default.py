@@ -23,7 +23,7 @@ _default: Recorder | None = None
 def start(
     run_dir: str | os.PathLike[str] | None = None,
     *,
-    layout: Layout | None = None,
+    layout: Layout | str | None = None,
     attempt: int | None = None,
     config: Any = None,
     **settings: Any,
@@ -31,8 +31,8 @@ def start(
     """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
 
     `config` are the run's hyper-parameters: a mapping, dataclass, namespace or object with
-    `to_dict`. `settings` are those of `RecorderConfig`. Nothing is written until the first step or
-    phase.
+    `to_dict`; `layout` is the mesh, also as text (`dp=4,tp=2`). `settings` are those of
+    `RecorderConfig`. Nothing is written until the first step or phase.
     `attempt` numbers this launch of the job on all ranks alike, where the launcher does not.
     Below `meshscope run` its directory is used instead of `run_dir`: the user looks there.
     """

@@ -47,7 +47,7 @@ from meshscope.capture.steps.blocks import Phase, PhaseClock, Span, StepBlock, T
 from meshscope.capture.steps.fetches import time_fetches
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching, as_list
-from meshscope.core.layout import Layout
+from meshscope.core.layout import Layout, read_layout
 
 DRAIN_SECONDS = 2.0
 """How long `close` waits at most for marks the device has not reached."""
@@ -63,18 +63,19 @@ class Recorder:
         self,
         run_dir: str | os.PathLike[str] | None = None,
         *,
-        layout: Layout | None = None,
+        layout: Layout | str | None = None,
         config: Any = None,
         clock: Callable[[], int] = time.monotonic_ns,
         attempt: int | None = None,
     ) -> None:
-        """`config`: the recorder's own settings as a `RecorderConfig`, or the run's
-        hyper-parameters (see `set_config`). `attempt`: which attempt of the job this is, the same
-        number on every rank (see `store.attempts.next_attempt`); by default MESHSCOPE_ATTEMPT,
-        else found out by readers."""
+        """`layout`: the mesh, also as text (`dp=4,tp=2`). `config`: the recorder's own settings as
+        a `RecorderConfig`, or the run's hyper-parameters (see `set_config`). `attempt`: which
+        attempt of the job this is, the same number on every rank (see
+        `store.attempts.next_attempt`); by default MESHSCOPE_ATTEMPT, else found out by readers."""
         own = config if isinstance(config, RecorderConfig) else RecorderConfig()
+        mesh = None if layout is None else read_layout(layout)
         self.session = session = Session(
-            run_dir, layout=layout, config=own, clock=clock, attempt=attempt
+            run_dir, layout=mesh, config=own, clock=clock, attempt=attempt
         )
         self.guard, self.clock, self.timeline = session.guard, clock, session.timeline
         self.operations = session.operations
@@ -235,9 +236,10 @@ class Recorder:
 
     # --- what is known of the job ---------------------------------------------------------
 
-    def set_layout(self, layout: Layout, source: str = "declared") -> None:
-        """Tells the recorder the mesh, if it was not known at the start."""
-        self.session.set_layout(layout, source)
+    def set_layout(self, layout: Layout | str, source: str = "declared") -> None:
+        """Tells the recorder the mesh, also as text (`dp=4,tp=2`), if it was not known at the
+        start."""
+        self.guard.run("layout", lambda: self.session.set_layout(read_layout(layout), source))
 
     def set_config(
         self, config: Any, name: str = GIVEN, source: str = "given by the program"

@@ -467,10 +467,7 @@ class Session:
         if self.operations.groups is not None:
             for entry in [e for e in self.operations.groups.entries.values() if e.ranks]:
                 self._name_group(entry)
-        self.guard.run(
-            "layout",
-            lambda: self.journal("update", layout=layout.to_dict(), layout_source=source),
-        )
+        self.journal("update", layout=layout.to_dict(), layout_source=source)
 
     def add_stage_layers(self, layers: Mapping[str, dict[str, int]]) -> None:
         """Adds what this rank's pipeline stages hold."""

@@ -198,14 +198,23 @@ class Watching:
             self.collectives.remove()
 
     def note_unseen_steps(self) -> None:
-        """Says why there is no step, where a compiler traced an optimizer's step as a whole."""
-        is_open, has_ended = self._session.timeline.step_start_ns, self._session.timeline.last_step
-        if is_open and has_ended < 0 and self.compilations.has_seen_any:
-            self._session.note_gap(
-                "steps",
-                "no step finished: an optimizer's step inside a compiled function is not seen; "
-                "mark steps with recorder.step(), or call step outside of torch.compile",
+        """Says why there is no step, though gradients were computed."""
+        timeline = self._session.timeline
+        if not timeline.step_start_ns or timeline.last_step >= 0 or self._steps.is_explicit:
+            return
+        if self.compilations.has_seen_any:
+            text = (
+                "an optimizer's step inside a compiled function is not seen; "
+                "mark steps with recorder.step(), or call step outside of torch.compile"
             )
+        elif getattr(sys, "last_value", None) is None:  # else it did not come so far
+            text = (
+                "gradients were computed, and no optimizer of torch stepped; "
+                "mark steps with recorder.step() (docs/recorder.md)"
+            )
+        else:
+            return
+        self._session.note_gap("steps", f"no step finished: {text}")
 
     def remove_hooks(self) -> None:
         """Takes the hooks on models and optimizers out."""

@@ -280,3 +280,12 @@ def _count_attention(name: str, shapes: Shapes) -> int | None:
     num_queries, num_keys = (query[1], key[1]) if heads_second else (query[2], key[2])
     widths = query[3] + (value[3] if len(value) == 4 else query[3])
     return 2 * batch * heads * num_queries * num_keys * widths
+
+
+def count_recomputed_flops(name: str, shapes: Shapes) -> int:
+    """What a fused backward of attention does beside its four products: the scores, once more. 0
+    for anything else."""
+    if name not in _ATTENTION_BACKWARD:
+        return 0
+    query, key = (_pick(shapes, index) for index in (1, 2))
+    return _count_attention(name, [query, key, [*query[:3], 0]]) or 0

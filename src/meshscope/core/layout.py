@@ -258,6 +258,15 @@ class Layout:
             )
 
 
+def read_layout(given: "Layout | str") -> Layout:
+    """A layout that a program gives as one, or as text: `dp=4,tp=2`."""
+    if isinstance(given, str):
+        return Layout.parse(given)
+    if not isinstance(given, Layout):
+        raise LayoutError(f"{given!r} is no layout; give a Layout, or text such as 'dp=4,tp=2'")
+    return given
+
+
 def find_layout_problems(
     layout: Layout,
     *,

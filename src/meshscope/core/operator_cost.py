@@ -1,9 +1,12 @@
 """What an operator has to compute and to move, from its inputs' shapes: two sides of a roofline.
 
 Arithmetic is that of matrix products, convolutions and attention (`count_operator_flops`, and
-convolutions here); a multiply-add is two operations. Bytes are what has to pass between the device
-and its memory at the least: every input that is read and every output that is written, once. Caches
-make it less for what is small and was just written, several passes over a tensor make it more.
+convolutions here); a multiply-add is two operations. It is what the kernel does, not what the model
+asks for: backward of fused attention keeps no scores and makes them again, so that it is five
+products and not the four of `core.flops`. Attention made of single products has these. Bytes are
+what has to pass between the device and its memory at the least: every input that is read and every
+output that is written, once. Caches make it less for what is small and was just written, several
+passes over a tensor make it more.
 
 Only operators whose inputs are all read, or that say how much of them, are listed: an embedding
 reads few rows of its table.
@@ -14,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshscope.core.flops import Shapes, count_operator_flops
+from meshscope.core.flops import Shapes, count_operator_flops, count_recomputed_flops
 
 ITEM_BYTES = {
     "double": 8, "float": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2,
@@ -128,6 +131,7 @@ def count_cost(call: Call) -> OperatorCost | None:
         return attention
     flops = None if call.has_lists else count_operator_flops(name, call.shapes)
     if flops is not None:
+        flops += count_recomputed_flops(name, call.shapes)
         return OperatorCost(flops=flops, num_bytes=_count_product_bytes(call))
     num_bytes = _count_bytes(call)
     return None if not num_bytes else OperatorCost(flops=0, num_bytes=num_bytes)
@@ -208,9 +212,9 @@ def _count_attention(call: Call) -> OperatorCost | None:
     if len(query) != 4 or len(key) != 4:
         return None
     width = query[3] + (value[3] if len(value) == 4 else query[3])
-    flops = 2 * query[0] * query[heads_at] * query[rows_at] * key[rows_at] * width
+    pairs = 2 * query[0] * query[heads_at] * query[rows_at] * key[rows_at]
     return OperatorCost(
-        flops=2 * flops if is_backward else flops,
+        flops=pairs * (2 * width + query[3] if is_backward else width),
         num_bytes=call.num_bytes(*range(first, first + 3)) * (2 if is_backward else 1)
         + call.num_bytes(0),
     )

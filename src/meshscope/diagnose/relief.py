@@ -2,7 +2,8 @@
 
 A slow rank gets, in each step, phase and segment, the work of peers that are not slow. A rank
 without such peers gets its own work of its normal steps. A pause is removed from the pieces of the
-phase it is in, by what each takes beyond the usual piece there. Uneven load gets the mean of the
+phase it is in, by what each takes beyond the usual piece there; collections are in `collected`.
+Uneven load gets the mean of the
 peers, step by step: rebalancing conserves work.
 """
 
@@ -140,11 +141,9 @@ def _restore(timeline: Timeline, work: PeerWork, rank: int, inside: Bools) -> Ed
     return Edit(name=f"rank {rank} as it was before", work_ns=durations)
 
 
-def remove_pauses(
-    timeline: Timeline, excess_ns: Floats, *, collected_ns: Int64s | None = None, name: str
-) -> Edit:
-    """Removes the collector's time from every piece, and `excess_ns` [step, rank] from the pieces
-    of the phase that is longest against its usual there."""
+def remove_pauses(timeline: Timeline, excess_ns: Floats, *, name: str) -> Edit:
+    """Removes `excess_ns` [step, rank] from the pieces of the phase that is longest against its
+    usual there."""
     durations = measured_work(timeline)
     rows, pieces = find_compared(timeline), timeline.pieces
     index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
@@ -152,8 +151,6 @@ def remove_pauses(
     usual = _find_usual_piece(durations[rows], index * len(timeline.phases) + pieces.phase[rows])
     is_chosen = _choose_longer_phase(timeline, rows, cell, excess_ns)
     rows, cell, usual = rows[is_chosen], cell[is_chosen], usual[is_chosen]
-    if collected_ns is not None:
-        durations = np.maximum(durations - collected_ns, 0)
     own = durations[rows]
     beyond = np.maximum(own - usual, 0.0)
     total = np.bincount(cell, beyond, minlength=excess_ns.size)[cell]

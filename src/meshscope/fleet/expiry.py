@@ -1,25 +1,27 @@
 """Deletes runs by rule: never one that may still go on, and nothing that is not a run's own.
 
 A run may go on if a rank wrote no end and any of its files changed lately (a day, unless told
-otherwise), or if its process lives on this machine. It is looked at again right before it is
-deleted. Other files in a run's folder stay, and the folder with them.
+otherwise), if its process lives on this machine, or if it failed minutes ago: a launcher may be
+about to start it again. It is looked at again right before it is deleted. Other files in a run's
+folder stay, and the folder with them.
 """
 
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.errors import RunError
+from meshscope.hang.processes import Life, look_at_process, this_machine
 from meshscope.report.listings import Listing
 from meshscope.store.read.run import open_run
 from meshscope.store.read.tail import list_ranks
 from meshscope.store.write.writer import MANIFEST_NAME, rank_dir_name
 
+_RESTART_S = 600.0
 _OWN_NAMES = frozenset((MANIFEST_NAME, "trigger", "traces", "memory", "stacks", "compact"))
 _OWN = re.compile(r"\.?rank\d{5,}(\..*)?|\.trigger\..*\.part|.*\.meshscope")
 
@@ -89,20 +91,17 @@ def explain_keeping(path: Path, idle_s: float) -> str:
         attempt = open_run(path).last_attempt
     except RunError as error:
         return f"it cannot be read: {error}"
+    age_s = (time.time_ns() - max(_list_times(path), default=0)) / 1e9
     opened = [one for one in attempt if one.closing is None]
     if not opened:
+        if any(one.exception is not None for one in attempt) and age_s < _RESTART_S:
+            return f"it failed {age_s / 60:.1f} min ago: it may be started again"
         return ""
-    here = socket.gethostname()
+    here = this_machine()
     for one in opened:
-        pid = one.header.get("pid")
-        if (
-            one.header.get("host") == here
-            and isinstance(pid, int)
-            and Path(f"/proc/{pid}").exists()
-        ):
-            return f"process {pid} of rank {one.rank} lives"
-    newest_ns = max(_list_times(path), default=0)
-    age_s = (time.time_ns() - newest_ns) / 1e9
+        process = look_at_process(one.header, here)
+        if process.life is not Life.UNKNOWN and not process.is_gone:
+            return f"process {process.pid} of rank {one.rank} lives"
     if age_s < idle_s:
         return f"a rank wrote no end and a file changed {age_s / 3600:.1f} h ago: it may go on"
     return ""

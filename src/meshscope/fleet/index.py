@@ -17,7 +17,7 @@ import msgspec
 
 from meshscope import __version__
 from meshscope.core.unavailable import Unavailable
-from meshscope.fleet.summary import add_report, describe_run
+from meshscope.fleet.summary import add_report, describe_run, is_running
 from meshscope.report.goodput import Goodput
 from meshscope.report.listings import ListedReport, Listing
 from meshscope.store.read.files import change_time_ns, file_size
@@ -113,7 +113,8 @@ def _sign(path: Path) -> tuple[int, int]:
 
 def _is_live(listing: Listing) -> bool:
     last = listing.last_sign_unix_ns
-    return listing.is_open and (last is None or time.time_ns() - last < QUIET_NS)
+    is_recent = last is None or time.time_ns() - last < QUIET_NS
+    return listing.is_open and (is_recent or is_running(listing.state))
 
 
 def _plain(listing: Listing) -> dict[str, object]:

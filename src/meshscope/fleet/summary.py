@@ -10,6 +10,7 @@ from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.errors import MeshscopeError, RunError
+from meshscope.hang.processes import Life, look_at_process, this_machine
 from meshscope.live.run_name import name_job
 from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.report.goodput import measure_goodput
@@ -18,7 +19,9 @@ from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording, last_sign_of_life_ns
 from meshscope.store.read.run import Attempt, open_run
 
-FINISHED = "finished"
+FINISHED, RUNNING, KILLED = "finished", "running", "killed"
+_MAX_PROCESSES = 256
+"""Processes of one run that are looked for; all its ranks here end together."""
 _PACE_STEPS = 1000
 _MIN_STEPS = 5
 _MEDIAN_ERROR = 1.2533
@@ -95,15 +98,30 @@ def add_report(listing: Listing, path: Path) -> Listing:
 
 
 def describe_state(attempt: Attempt) -> str:
-    num_open = sum(rank.closing is None for rank in attempt)
-    if num_open == len(attempt.ranks):
-        state = "still running or killed"
-    elif num_open:
-        state = f"{num_open} of {len(attempt.ranks)} ranks without an end"
+    opened = [rank for rank in attempt if rank.closing is None]
+    if opened:
+        found = _find_life(opened)
+        is_all = len(opened) == len(attempt.ranks)
+        state = found or ("still running or killed" if is_all else "without an end")
+        state = state if is_all else f"{len(opened)} of {len(attempt.ranks)} ranks {state}"
     else:
         state = _describe_end(attempt)
     missing = len(attempt.missing_ranks)
     return f"{state}, {missing} missing" if missing else state
+
+
+def is_running(state: str) -> bool:
+    """Whether a process was seen to live when this was said."""
+    return state.startswith(RUNNING) or f"ranks {RUNNING}" in state
+
+
+def _find_life(opened: Sequence[Recording]) -> str:
+    """Whether ranks without an end live, as far as this machine can know; empty where it cannot."""
+    here = this_machine()
+    seen = [look_at_process(rank.header, here) for rank in opened[:_MAX_PROCESSES]]
+    if any(one.life is not Life.UNKNOWN and not one.is_gone for one in seen):
+        return RUNNING
+    return KILLED if all(one.is_gone for one in seen) else ""
 
 
 def _describe_end(attempt: Attempt) -> str:

@@ -52,5 +52,10 @@ def _set_signatures(library: ctypes.CDLL) -> None:
     library.scanner_symbols.argtypes = [pointer, ctypes.c_int64, pointer, pointer]
     library.scanner_order.restype = ctypes.c_int
     library.scanner_order.argtypes = [pointer, pointer]
+    library.scanner_unite.restype = ctypes.c_int64
+    library.scanner_unite.argtypes = [
+        *(pointer, pointer, ctypes.c_int, pointer, ctypes.c_int64),
+        *(pointer, pointer),
+    ]
     library.scanner_clear_events.restype = None
     library.scanner_clear_events.argtypes = [pointer]

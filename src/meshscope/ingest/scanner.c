@@ -457,21 +457,36 @@ static int64_t read_time(const char *p, const char *end) {
     return ns;
 }
 
-/* Digits from `p` on; as many as there are, of which the value holds the first 18. */
+/* The value of eight digits, the first in the lowest byte; a byte of 0 is a digit 0. */
+static inline uint64_t join_digits(uint64_t word) {
+    word = (word & 0x0f0f0f0f0f0f0f0fULL) * 2561 >> 8;
+    word = (word & 0x00ff00ff00ff00ffULL) * 6553601 >> 16;
+    return (word & 0x0000ffff0000ffffULL) * 42949672960001ULL >> 32;
+}
+
+/* Digits from `p` on; as many as there are, of which the value holds the first 18. Where a number
+ * ends is not known ahead, so that nothing branches on it. */
 static inline const char *read_digits(const char *p, const char *end, uint64_t *value) {
+    static const uint32_t powers[9] = {
+        1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000,
+    };
     uint64_t found = *value;
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     while (end - p >= 8) {
         uint64_t word;
         memcpy(&word, p, 8);
-        if ((word & 0xf0f0f0f0f0f0f0f0ULL) != 0x3030303030303030ULL ||
-            ((word + 0x0606060606060606ULL) & 0xf0f0f0f0f0f0f0f0ULL) != 0x3030303030303030ULL)
-            break;
-        word = (word & 0x0f0f0f0f0f0f0f0fULL) * 2561 >> 8;
-        word = (word & 0x00ff00ff00ff00ffULL) * 6553601 >> 16;
-        word = (word & 0x0000ffff0000ffffULL) * 42949672960001ULL >> 32;
-        found = found * 100000000 + word;
+        uint64_t others = ((word & 0xf0f0f0f0f0f0f0f0ULL) ^ 0x3030303030303030ULL) |
+                          (((word + 0x0606060606060606ULL) & 0xf0f0f0f0f0f0f0f0ULL) ^ 0x3030303030303030ULL);
+        if (others) {
+            int num = __builtin_ctzll(others) / 8;
+            if (num) word <<= 64 - 8 * num;
+            *value = num ? found * powers[num] + join_digits(word) : found;
+            return p + num;
+        }
+        found = found * powers[8] + join_digits(word);
         p += 8;
     }
+#endif
     for (; p < end && *p >= '0' && *p <= '9'; p++) found = found * 10 + (uint64_t)(*p - '0');
     *value = found;
     return p;
@@ -486,13 +501,18 @@ static inline const char *read_plain_time(const char *p, const char *end, int64_
     if (p == begin || p - begin > 15 || p >= end) return NULL;
     value *= 1000;
     if (*p == '.') {
-        uint64_t unit = 100;
-        p++;
-        for (; p < end && unit && *p >= '0' && *p <= '9'; p++, unit /= 10)
-            value += unit * (uint64_t)(*p - '0');
-        if (p < end && !unit && *p >= '5' && *p <= '9') value++;
-        while (p < end && *p >= '0' && *p <= '9') p++;
-        if (p >= end) return NULL;
+        static const uint16_t units[4] = {1000, 100, 10, 1};
+        uint64_t fraction = 0;
+        const char *point = p++;
+        p = read_digits(p, end, &fraction);
+        int64_t num = p - point - 1;
+        if (p >= end || num > 18) return NULL;
+        if (num > 3) { /* rounded by the fourth */
+            for (; num > 4; num--) fraction /= 10;
+            fraction = (fraction + 5) / 10;
+            num = 3;
+        }
+        value += fraction * units[num];
     }
     if (!is_end(*p)) return NULL;
     *ns = (int64_t)value;
@@ -1339,27 +1359,32 @@ void scanner_clear_events(Scanner *s) {
 
 /* ---- putting complete events in order --------------------------------------------------- */
 
-#define TAKE(type, column)                                                \
+/* Puts a column in order into spare memory, and leaves its own as the next column's. */
+#define TAKE(type, column, order, num, spare)                             \
     do {                                                                  \
-        type *from = (column), *to = scratch;                             \
+        type *from = (column), *to = (spare);                             \
         if (!from) break;                                                 \
-        for (int64_t i = 0; i < num; i++) to[i] = from[order[i]];         \
-        memcpy(from, to, (size_t)num * sizeof(type));                     \
+        for (int64_t i = 0; i < (num); i++) to[i] = from[(order)[i]];     \
+        (spare) = from;                                                   \
+        (column) = to;                                                    \
     } while (0)
 
-static void take_numbers(Numbers *n, const int64_t *order, int64_t num, void *scratch) {
-    TAKE(int32_t, n->narrow);
-    TAKE(int64_t, n->wide);
+/* The larger columns come first: what one leaves has room for the next. */
+static void *shrink(void *spare, int64_t num, size_t size) {
+    void *found = realloc(spare, ((size_t)num + 1) * size);
+    return found ? found : spare;
 }
 
 /* Arguments stand in the order of their events. */
-static int order_arguments(Arguments *a, const int64_t *order, int64_t num_events, void *scratch) {
+static int order_arguments(Arguments *a, const int64_t *order, int64_t num_events) {
     int64_t num = a->num, put = 0;
     int32_t *first = malloc(((size_t)num_events + 1) * sizeof *first);
-    int64_t *from = malloc(((size_t)num + 1) * sizeof *from);
-    if (!first || !from || num > INT32_MAX) {
+    int64_t *source = malloc(((size_t)num + 1) * sizeof *source);
+    void *spare = malloc(((size_t)num + 1) * sizeof(int64_t));
+    if (!first || !source || !spare || num > INT32_MAX) {
         free(first);
-        free(from);
+        free(source);
+        free(spare);
         return NO_MEMORY;
     }
     for (int64_t event = 0, at = 0; event <= num_events; event++) {
@@ -1367,49 +1392,91 @@ static int order_arguments(Arguments *a, const int64_t *order, int64_t num_event
         first[event] = (int32_t)at;
     }
     for (int64_t i = 0; i < num_events; i++)
-        for (int64_t at = first[order[i]]; at < first[order[i] + 1]; at++) from[put++] = at;
+        for (int64_t at = first[order[i]]; at < first[order[i] + 1]; at++) source[put++] = at;
     put = 0;
     for (int64_t i = 0; i < num_events; i++)
         for (int64_t left = first[order[i] + 1] - first[order[i]]; left > 0; left--)
             a->event[put++] = (int32_t)i;
-    order = from;
-    TAKE(uint8_t, a->key);
-    TAKE(uint8_t, a->type);
-    take_numbers(&a->value, order, num, scratch);
+    TAKE(int64_t, a->value.wide, source, num, spare);
+    spare = shrink(spare, num, sizeof(int32_t));
+    TAKE(int32_t, a->value.narrow, source, num, spare);
+    TAKE(uint8_t, a->key, source, num, spare);
+    TAKE(uint8_t, a->type, source, num, spare);
     free(first);
-    free(from);
+    free(source);
+    free(spare);
+    return OK;
+}
+
+static int order_columns(Columns *c, const int64_t *order) {
+    int64_t num = c->num;
+    void *spare = malloc(((size_t)num + 1) * sizeof(int64_t));
+    if (!spare) return NO_MEMORY;
+    TAKE(int64_t, c->begin_ns, order, num, spare);
+    TAKE(int64_t, c->duration_ns.wide, order, num, spare);
+    TAKE(int64_t, c->external_id.wide, order, num, spare);
+    TAKE(int64_t, c->correlation.wide, order, num, spare);
+    spare = shrink(spare, num, sizeof(int32_t));
+    TAKE(int32_t, c->duration_ns.narrow, order, num, spare);
+    TAKE(int32_t, c->external_id.narrow, order, num, spare);
+    TAKE(int32_t, c->correlation.narrow, order, num, spare);
+    TAKE(int32_t, c->name, order, num, spare);
+    TAKE(int32_t, c->track, order, num, spare);
+    TAKE(int32_t, c->stream, order, num, spare);
+    spare = shrink(spare, num, sizeof(int16_t));
+    TAKE(int16_t, c->device, order, num, spare);
+    spare = shrink(spare, num, sizeof(uint8_t));
+    TAKE(uint8_t, c->category, order, num, spare);
+    free(spare);
     return OK;
 }
 
 /* Puts complete events into an order: the first is `order[0]`, and so on. Then the memory of all
- * but these is given back; nothing can be fed any more. */
+ * but these is given back; nothing can be fed any more. What was looked at before is not valid. */
 int scanner_order(Scanner *s, const int64_t *order) {
-    Columns *c = &s->columns;
-    int64_t num = c->num, room = num > s->arguments.num ? num : s->arguments.num;
+    int64_t num = s->columns.num;
     int is_ordered = 1;
     for (int64_t i = 0; is_ordered && i < num; i++) is_ordered = order[i] == i;
     if (!is_ordered) {
-        void *scratch = malloc(((size_t)room + 1) * sizeof(int64_t));
-        if (!scratch) return NO_MEMORY;
-        int status = order_arguments(&s->arguments, order, num, scratch);
-        if (status == OK) {
-            TAKE(uint8_t, c->category);
-            TAKE(int32_t, c->name);
-            TAKE(int32_t, c->track);
-            TAKE(int64_t, c->begin_ns);
-            TAKE(int32_t, c->stream);
-            TAKE(int16_t, c->device);
-            take_numbers(&c->duration_ns, order, num, scratch);
-            take_numbers(&c->external_id, order, num, scratch);
-            take_numbers(&c->correlation, order, num, scratch);
-        }
-        free(scratch);
-        if (status != OK) return status;
+        if (order_arguments(&s->arguments, order, num) != OK) return NO_MEMORY;
+        if (order_columns(&s->columns, order) != OK) return NO_MEMORY;
     }
     free_symbols(s);
     free_batches(s);
     s->state = AT_END;
     return OK;
+}
+
+/* ---- looking at columns ------------------------------------------------------------------ */
+
+/* The moments in any of the events `rows`, as stretches that do not touch: how many there are, or
+ * -1 where one begins before the stretch under way. `start` and `end` have room for all. */
+int64_t scanner_unite(
+    const int64_t *begin_ns,
+    const void *duration_ns,
+    int is_wide,
+    const int64_t *rows,
+    int64_t num,
+    int64_t *start,
+    int64_t *end
+) {
+    const int64_t *wide = duration_ns;
+    const int32_t *narrow = duration_ns;
+    int64_t found = 0;
+    for (int64_t i = 0; i < num; i++) {
+        int64_t from = begin_ns[rows[i]];
+        int64_t lasts = is_wide ? wide[rows[i]] : narrow[rows[i]];
+        int64_t to = (int64_t)((uint64_t)from + (uint64_t)lasts);
+        if (to <= from) continue;
+        if (!found || from > end[found - 1]) {
+            start[found] = from;
+            end[found++] = to;
+            continue;
+        }
+        if (from < start[found - 1]) return -1;
+        if (to > end[found - 1]) end[found - 1] = to;
+    }
+    return found;
 }
 
 #define ADDRESS(pointer) ((int64_t)(intptr_t)(pointer))

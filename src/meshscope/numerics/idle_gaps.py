@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.numerics.intervals import EMPTY, Intervals, complement, unite
+from meshscope.numerics.intervals import EMPTY, Intervals, complement
 from meshscope.store.read.arrays import Int64s
 
 LAUNCH_NS = 20_000
@@ -78,9 +78,20 @@ class IdleGaps:
         )
 
 
+def _find_first(start_ns: Int64s, moments_ns: Int64s) -> Int64s:
+    """The first piece of work that begins at each moment or later; -1 where none does."""
+    if not (start_ns[1:] < start_ns[:-1]).any():  # most often it is in order
+        place = start_ns.searchsorted(moments_ns)
+        place[place == len(start_ns)] = -1
+        return place
+    order = np.argsort(start_ns, kind="stable")
+    found: Int64s = np.append(order, -1)[np.searchsorted(start_ns[order], moments_ns)]
+    return found
+
+
 def explain_gaps(
+    busy: Intervals,
     start_ns: Int64s,
-    end_ns: Int64s,
     launched_ns: Int64s,
     *,
     first_ns: int,
@@ -88,14 +99,13 @@ def explain_gaps(
     synchronising: Intervals = EMPTY,
     communicating: Intervals = EMPTY,
 ) -> IdleGaps:
-    """The gaps from `first_ns` to `last_ns` between pieces of work of one device, in any order.
+    """The gaps from `first_ns` to `last_ns` in which one device was not busy.
 
-    `launched_ns` is when the call that launched each piece was over, -1 where it is not known.
+    `start_ns` is when each piece of its work began, in any order, `launched_ns` when the call that
+    launched it was over, -1 where that is not known.
     """
-    gaps = complement(unite(start_ns, end_ns), first_ns, last_ns)
-    order = np.argsort(start_ns, kind="stable")
-    following = np.append(order, -1)[np.searchsorted(start_ns[order], gaps.end_ns)]
-    del order
+    gaps = complement(busy, first_ns, last_ns)
+    following = _find_first(start_ns, gaps.end_ns)
     launched = np.append(launched_ns, -1)[following]
     is_known = launched >= 0
     length = gaps.end_ns - gaps.start_ns

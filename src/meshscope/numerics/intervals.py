@@ -4,6 +4,7 @@ A set is a pair of int64 columns (start, end), half open. All is exact and costs
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,6 +17,10 @@ def sort_distinct(moments_ns: Int64s) -> Int64s:
     is_other = np.append(True, ordered[1:] != ordered[:-1])
     found: Int64s = ordered[is_other[: len(ordered)]]
     return found
+
+
+_FEW = 8
+"""Times as many intervals as a set has: then those that touch it are looked up first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +42,29 @@ class Intervals:
         total = np.zeros(len(self) + 1, dtype=np.int64)
         np.cumsum(self.end_ns - self.start_ns, out=total[1:])
         index = self.start_ns.searchsorted(moment_ns, side="right")
-        beyond = np.maximum(self.end_ns[index - 1] - moment_ns, 0)
-        return np.where(index > 0, total[index] - beyond, 0)
+        beyond = np.maximum(self.end_ns.take(index - 1) - moment_ns, 0)
+        return np.where(index > 0, total.take(index) - beyond, 0)
 
     def within(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of the set lies in each interval."""
         if not len(self):
             return np.zeros(len(start_ns), dtype=np.int64)
-        return self.until(end_ns) - self.until(start_ns)
+        if _FEW * len(self) > len(start_ns) or (start_ns[1:] < end_ns[:-1]).any():
+            return self.until(end_ns) - self.until(start_ns)
+        # Few moments in many intervals that follow each other: most have none of them.
+        place = _meeting(start_ns, end_ns, self)
+        found = np.zeros(len(start_ns), dtype=np.int64)
+        found[place] = self.until(end_ns[place]) - self.until(start_ns[place])
+        return found
+
+
+def _meeting(start_ns: Int64s, end_ns: Int64s, few: Intervals) -> Int64s:
+    """Places of the intervals, in order, that touch any of a few."""
+    first = end_ns.searchsorted(few.start_ns, side="right")
+    after = start_ns.searchsorted(few.end_ns, side="left")
+    count = np.maximum(after - first, 0)
+    place = np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)
+    return sort_distinct(place)
 
 
 EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -55,8 +75,9 @@ def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
     if not len(start_ns):
         return EMPTY
     is_any = end_ns > start_ns
-    if not is_any.all():
-        start_ns, end_ns = start_ns[is_any], end_ns[is_any]
+    if not is_any.all():  # places cost a third of what a mask does
+        place = np.flatnonzero(is_any)
+        start_ns, end_ns = start_ns.take(place), end_ns.take(place)
     if not len(start_ns):
         return EMPTY
     if (start_ns[1:] < start_ns[:-1]).any():  # events are in order most often
@@ -66,9 +87,9 @@ def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
     is_apart = start[1:] > furthest[:-1]
     if is_apart.all():
         return Intervals(start, furthest)
-    is_first, is_last = np.ones((2, len(start)), dtype=np.bool_)
-    is_first[1:] = is_last[:-1] = is_apart
-    return Intervals(start[is_first], furthest[is_last])
+    last = np.append(np.flatnonzero(is_apart), len(start) - 1)
+    first = np.append(0, last[:-1] + 1)
+    return Intervals(start.take(first), furthest.take(last))
 
 
 def join(*sets: Intervals) -> Intervals:
@@ -76,10 +97,11 @@ def join(*sets: Intervals) -> Intervals:
     sets = tuple(one for one in sets if len(one))
     if len(sets) < 2:
         return sets[0] if sets else EMPTY
-    return unite(
-        np.concatenate([one.start_ns for one in sets]),
-        np.concatenate([one.end_ns for one in sets]),
-    )
+    start_ns = np.concatenate([one.start_ns for one in sets])
+    end_ns = np.concatenate([one.end_ns for one in sets])
+    if all(one.end_ns[-1] < other.start_ns[0] for one, other in pairwise(sets)):
+        return Intervals(start_ns, end_ns)
+    return unite(start_ns, end_ns)
 
 
 def complement(one: Intervals, start_ns: int, end_ns: int) -> Intervals:
@@ -113,8 +135,8 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
     mine = np.repeat(np.arange(len(one)), count)
     offset = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count)
     theirs = first[mine] + offset
-    start = np.maximum(one.start_ns[mine], other.start_ns[theirs])
-    end = np.minimum(one.end_ns[mine], other.end_ns[theirs])
+    start = np.maximum(one.start_ns.take(mine), other.start_ns.take(theirs))
+    end = np.minimum(one.end_ns.take(mine), other.end_ns.take(theirs))
     return unite(start, end)
 
 

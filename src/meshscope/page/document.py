@@ -288,13 +288,13 @@ def judge_run(report: Report, state: RunState, lamps: tuple[Lamp, ...]) -> Verdi
     if state.kind is StateKind.FAILED:
         return VerdictFacts(tone="bad", title=f"{state.text}: {state.note}", text="", finding=None)
     if diagnosis is None or report.study.steps.num_steps < _MIN_VERDICT_STEPS:
-        text = f"no verdict before {_MIN_VERDICT_STEPS} steps"
+        text = f"There is no verdict before {_MIN_VERDICT_STEPS} steps."
         title = "No findings were asked for." if diagnosis is None else "Too few steps to judge."
         return VerdictFacts(tone="not known", title=title, text=text, finding=None)
     is_known = any(lamp.state is LampState.OK for lamp in lamps)
     return VerdictFacts(
         tone="ok" if is_known else "not known",
-        title=f"{describe_nothing(diagnosis)}.",
+        title=f"{begin_sentence(describe_nothing(diagnosis))}.",
         text="That is not proof of health.",
         finding=None,
     )

@@ -67,6 +67,8 @@ def study(
     `rules` are Python files with rules of your own, which are run.
     """
     flops = check_given(flops_per_step, peak_tflops)
+    if warmup_steps is not None and warmup_steps < 0:
+        raise UsageError(f"warmup_steps is {warmup_steps}; it takes 0 or more")
     run = _open(open_place(path))
     if attempt is not None and not 0 <= attempt < len(run.attempts):
         raise UsageError(f"{path} has no attempt {attempt}; it has {len(run.attempts)}, from 0 on")

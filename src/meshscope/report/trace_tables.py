@@ -5,13 +5,14 @@ has the rank and the device it is of; units are in the names of columns. A missi
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.traces.trace_host import HostStep
 from meshscope.report.tables import StudyTable
 
 
@@ -57,10 +58,14 @@ TRACE_TABLES: dict[str, TraceTable] = {
         rows=lambda device: device.module_classes,
     ),
     "trace_collectives": TraceTable(
-        meaning="communication kernels, one by one", rows=lambda device: device.collectives
+        meaning="communication kernels, one by one; without a device the host's collectives",
+        rows=lambda device: device.collectives,
+        of_trace=lambda summary: _of_host(summary, summary.host.collectives),
     ),
     "trace_axes": TraceTable(
-        meaning="communication by axis and kind", rows=lambda device: device.communication
+        meaning="communication by axis and kind",
+        rows=lambda device: device.communication,
+        of_trace=lambda summary: _of_host(summary, summary.host.communication),
     ),
     "trace_steps": TraceTable(
         meaning="periods of steps on the device, with their parts",
@@ -74,6 +79,14 @@ TRACE_TABLES: dict[str, TraceTable] = {
     ),
     "trace_launches": TraceTable(
         meaning="how far ahead of devices their hosts were", rows=_one(lambda one: one.launches)
+    ),
+    "trace_host_operators": TraceTable(
+        meaning="operators of a trace without a device, by name and shapes",
+        of_trace=lambda summary: [(-1, row) for row in summary.host.operators],
+    ),
+    "trace_host_steps": TraceTable(
+        meaning="where the time of the host's main thread went in each step",
+        of_trace=lambda summary: [(-1, _HostStepRow.of(step)) for step in summary.host.steps],
     ),
     "trace_memory": TraceTable(
         meaning="what allocators had given out over time, at most 240 moments of each",
@@ -113,6 +126,27 @@ class _StepRow:
             exposed_copy_ns=period.exposed_copy_ns,
             idle_ns=period.idle_ns,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HostStepRow:
+    step: int
+    total_ns: int
+    operator_ns: int
+    exposed_ns: int
+    loading_ns: int
+    optimizer_ns: int
+    other_ns: int
+    communication_ns: int
+
+    @classmethod
+    def of(cls, step: HostStep) -> "_HostStepRow":
+        return cls(step=step.step, **asdict(step.time))
+
+
+def _of_host(summary: TraceSummary, rows: Sequence[Any]) -> list[tuple[int, Any]]:
+    """What the host did stands for itself where there is no device."""
+    return [] if summary.devices else [(-1, row) for row in rows]
 
 
 def build_trace_table(name: str, summaries: Sequence[TraceSummary]) -> StudyTable | Unavailable:

@@ -150,7 +150,7 @@ def _write_memory(out: ScreenWriter, summary: TraceSummary) -> None:
         step = "" if use.peak_step is None else f" in step {use.peak_step}"
         reserved = (
             ""
-            if isinstance(use.peak_reserved_bytes, Unavailable)
+            if isinstance(use.peak_reserved_bytes, Unavailable) or not use.peak_reserved_bytes
             else f" of {form.memory(use.peak_reserved_bytes)} reserved"
         )
         out.line(

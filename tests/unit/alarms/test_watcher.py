@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from synthetic_run import Fault, Job, append_steps, close_run
 
 from meshscope.alarms.kept_book import KeptBook
@@ -213,6 +214,12 @@ def test_many_ranks_are_looked_at_in_turn_and_the_slow_one_at_once(tmp_path: Pat
         ("[alarms]\nmin_severity = 'loud'", "'loud' is no severity"),
         ("[watch]\nmax_ranks = 'all'", "$.watch.max_ranks"),
         ("[webhook\n", "is not TOML"),
+        ("[slack]", r"\[slack\] has no url"),
+        ("[on_finding]\ncommand = ''", r"\[on_finding\] has no command"),
+        ("[prometheus]\nhost = '0.0.0.0'", r"\[prometheus\] has no port"),
+        ("[alarms]\nignore = ['ST001', 'XX9']", "there is no code 'XX9'"),
+        ("[thresholds]\nfail_slow = 0.2", "watch.toml: .thresholds.: there is no threshold"),
+        ("[thresholds]\nfail_slow_min_shift_ratio = -1", "it takes 0.1 or more"),
     ],
 )
 def test_settings_that_make_no_sense_are_told_with_their_place(
@@ -222,6 +229,18 @@ def test_settings_that_make_no_sense_are_told_with_their_place(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=expected.replace("$", r"\$")):
         read_settings(path, {})
+
+
+def test_the_settings_that_the_page_shows_are_those_without_a_file(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "watching.md"
+    shown = page.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
+    path = tmp_path / "watch.toml"
+    path.write_text(shown, encoding="utf-8")
+    settings, unset = read_settings(path, {}), WatchSettings()
+    assert settings.alarms.ignore == ("CO002",)
+    assert settings.watch == unset.watch
+    assert replace(settings.alarms, ignore=()) == unset.alarms
+    assert (settings.trace, settings.log) == (unset.trace, unset.log)
 
 
 def test_flags_stand_above_the_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from meshscope.analyze.training.convergence import (
     analyze_convergence,
     find_level_change,
 )
+from meshscope.analyze.training.loss_rises import find_rises
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
@@ -63,6 +64,36 @@ def test_a_spike_that_comes_back_is_no_divergence(tmp_path):
     found = of_loss(tmp_path / "run", lambda step: 2 + 3 * (step in (94, 95)) + 0.01 * NOISE[step])
     assert found.divergence is None
     assert [spike.step for spike in found.loss_spikes.up] == [94, 95]
+
+
+def fall_three_times(rank, step):
+    return 4 * math.exp(-(step % 40) / 8) + 0.01 * NOISE[step]
+
+
+def test_the_loss_of_another_model_begins_anew(tmp_path):
+    updates = [{"new_model_step": 40}, {"new_model_step": 80}]
+    scalars = {"loss": fall_three_times}
+    found = analyze(tmp_path / "run", num_steps=100, scalars=scalars, updates=updates)
+    assert found.divergence is None
+    assert found.course is LossCourse.FALLING
+    assert (found.latest_loss.step[0], found.loss.step[0]) == (80, 0)
+    assert find_rises(found) == ()
+    alone = analyze(tmp_path / "one", num_steps=100, scalars=scalars)
+    assert alone.divergence is not None or find_rises(alone)
+
+
+def test_a_model_that_trains_beside_the_first_begins_nothing(tmp_path):
+    updates = [{"new_model_step": 10}, {"new_model_step": -1}]
+    scalars = {"loss": lambda rank, step: 2 - 0.01 * step}
+    found = analyze(tmp_path / "run", scalars=scalars, updates=updates)
+    assert found.latest_loss.step[0] == 0
+
+
+def test_a_new_model_without_a_loss_has_none(tmp_path):
+    scalars = {"loss": lambda rank, step: 2 - 0.01 * step}
+    found = analyze(tmp_path / "run", scalars=scalars, updates=[{"new_model_step": 40}])
+    assert "no value of loss since another model began in step 40" in found.course.reason
+    assert found.loss.step[-1] == 39
 
 
 def test_the_first_value_that_is_not_finite_is_told_with_its_rank(tmp_path):

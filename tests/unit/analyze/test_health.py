@@ -69,6 +69,19 @@ def test_one_step_less_is_no_short_rank(tmp_path):
     assert summarize(tmp_path).health.short_ranks == ()
 
 
+def test_a_rank_of_which_more_was_thinned_away_is_no_short_rank(tmp_path):
+    kept = {0: range(40), 1: [*range(8), *range(24, 40)], 2: range(30)}
+    for rank, steps in kept.items():
+        writer = make_writer(tmp_path, rank, 3, max_bytes=4 << 20)
+        for step in steps:
+            begin = START_MONO_NS + step * 100 * MS
+            put_step(writer, step, begin, begin + 90 * MS)
+        writer.close(end_host_mono_ns=START_MONO_NS + 4000 * MS, num_errors=0, errors={})
+    health = summarize(tmp_path).health
+    assert health.short_ranks == (2,)
+    assert [problem.text for problem in health.problems] == ["recorded 30 of 40 steps"]
+
+
 def test_errors_are_added_up_per_site(tmp_path):
     faults = Faults(errors={0: {"scalar": 3}, 1: {"scalar": 4, "memory sample": 1}})
     make_run(tmp_path, layout=Layout(dp=2), faults=faults)

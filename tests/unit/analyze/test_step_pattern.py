@@ -110,3 +110,21 @@ def test_a_jump_has_its_step():
     drift = measure_drift(periods)
     assert drift.onset_step == 120
     assert drift.last_ns / drift.first_ns == pytest.approx(1.4, abs=0.05)
+
+
+def test_a_multiple_of_the_interval_does_not_hide_it():
+    """A rollout before every eighth step of a noisy program: only every other one is 8 deviations
+    long by itself."""
+    recorded_ms = [
+        86, 67, 79, 32, 44, 32, 73, 239, 106, 70, 89, 85, 86, 64, 73, 188, 71, 81, 64, 64, 77, 62,
+        66, 222, 66, 57, 53, 66, 54, 60, 56, 171, 84, 76, 79, 90, 74, 74, 88, 263, 96, 90, 43, 48,
+        76, 70, 56, 182, 59, 68, 80, 73, 100, 69, 73, 211, 66, 64, 74, 71, 58, 83, 83,
+    ]  # fmt: skip
+    step = np.arange(1, len(recorded_ms) + 1)
+    (found,) = find_recurrences(find_slow_steps(step, np.array(recorded_ms) * float(MS)))
+    assert (found.interval, found.num_slow, found.num_expected) == (8, 7, 7)
+
+
+def test_an_interval_between_steps_that_are_as_usual_stays():
+    periods = with_extra(series(200), np.arange(9, 200, 10), 60 * MS)
+    assert np.flatnonzero(periods.is_slow).tolist() == np.arange(9, 200, 10).tolist()

@@ -1,6 +1,6 @@
 """Depth of the launch queue over time, and graphs, by closed forms."""
 
-from made_traces import call, kernel, summarize
+from made_traces import call, host, kernel, summarize
 from meshscope.core.unavailable import Unavailable
 
 
@@ -53,3 +53,21 @@ def test_a_graph_is_one_launch_with_a_share_of_the_device(tmp_path) -> None:
 def test_without_launches_there_is_no_queue(tmp_path) -> None:
     (device,) = summarize(tmp_path / "t.json", [kernel("a", 0, 1)]).devices
     assert isinstance(device.launches, Unavailable)
+
+
+def test_what_a_graph_replays_is_told_from_other_work_without_an_operator(tmp_path) -> None:
+    events = [
+        call("cudaGraphLaunch", 0, 1),
+        kernel("a", 10, 10, correlation=1),
+        kernel("b", 20, 20, correlation=1),
+        call("cudaLaunchKernel", 40, 2),
+        kernel("c", 50, 12, correlation=2),
+        host("cpu_op", "aten::mm", 60, 10, **{"External id": 7}),
+        call("cudaGraphLaunch", 62, 3),
+        kernel("d", 75, 5, correlation=3, **{"External id": 7}),
+    ]
+    (device,) = summarize(tmp_path / "t.json", events).devices
+    found = {one.name: one.device_ns for one in device.coverage.uncounted}
+    assert found == {"(graphs)": 30_000, "(no operator)": 12_000, "aten::mm": 5_000}
+    assert device.launches.num_graph_kernels == 3
+    assert device.coverage.unlaunched_ns == 42_000

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch.distributed as dist
 
 from meshscope.capture.communication.clock_calibration import measure_offset
 from meshscope.capture.operations import collectives, following, operation_shapes
+from meshscope.capture.operations.operation_log import Operation
 from meshscope.capture.operations.operation_shapes import covers, find_shapes, kind_of
+from meshscope.capture.operations.waits import WaitTaps
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import Kind, Outcome
 from meshscope.store.read.run import open_run
-from meshscope.store.schema import WaitSource
+from meshscope.store.schema import BUILTIN_NAMES, OperationFlag, WaitSource
 
 
 @pytest.fixture
@@ -185,6 +188,21 @@ def test_an_operation_this_version_does_not_know_is_custom_with_its_name(
     assert recording.name_of(name_id) == "allreduce_"
 
 
+@pytest.mark.parametrize("has_future", [False, True])
+def test_what_a_communication_hook_reduces_is_the_engines(has_future):
+    """Also where its end is asked of torch anyway, as of every eighth: one callback is enough."""
+    operation = Operation()
+    operation.a, operation.has_future = BUILTIN_NAMES["backward"] << 48, has_future
+    asked = []
+    follower = SimpleNamespace(
+        find=lambda work: [operation], device=None, add_callback=lambda *told: asked.append(told)
+    )
+    taps = WaitTaps(torch, SimpleNamespace(is_on=True), None, follower, None, time.monotonic_ns)
+    assert taps.make_get_future(lambda work: "its future")("its handle") == "its future"
+    assert operation.a >> 24 & OperationFlag.ENGINE
+    assert asked == ([] if has_future else [([operation], "its future")])
+
+
 def test_closing_gives_everything_back(tmp_path, alone):
     before = (dist.Work.wait, dist.Work.is_completed, dist.Work.get_future)
     recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
@@ -274,6 +292,17 @@ def test_the_dispatcher_takes_over_before_something_in_c_communicates(recorder):
     assert [row["size_bytes"] for row in found] == [16, 32, 8, 24]
     assert [row["sequence"] for row in found][:3] == [0, 1, 2]
     assert {row["outcome"] for row in found} == {Outcome.OK}
+
+
+@pytest.mark.parametrize("init_sync", [True, False])
+def test_a_reducer_warns_at_its_makers_line_and_is_seen(recorder, init_sync):
+    with pytest.warns(FutureWarning, match="broadcast_buffers") as caught:
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(2, 2), broadcast_buffers=False, init_sync=init_sync
+        )
+    assert {warning.filename for warning in caught} == {__file__}
+    model(torch.ones(1, 2)).sum().backward()
+    assert rows(recorder)[-1]["kind"] == Kind.ALL_REDUCE
 
 
 @pytest.mark.parametrize("has_communicated", [True, False])

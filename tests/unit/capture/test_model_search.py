@@ -16,7 +16,7 @@ from torch.nn.modules import module as module_globals
 from torch.nn.parallel import DistributedDataParallel
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.capture.steps import model_search
+from meshscope.capture.steps import model_search, module_hook
 
 WIDTH = 8
 USUAL = ["forward", "backward", "optimizer"]
@@ -370,6 +370,33 @@ def test_a_compiled_function_is_the_forward_once_backward_shows_it(recorder, wit
     assert [step.names for step in found.steps[1:]] == [USUAL] * 3
     for step in found.steps:
         assert sum(phase.self_ns for phase in step.phases) <= step.end_ns - step.start_ns
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_of_compiled_functions_whose_results_are_not_kept_the_last_is_the_forward(
+    recorder, monkeypatch
+):
+    """Torch before 2.13 keeps no result of a compiled call."""
+    monkeypatch.setattr(module_hook, "_read_caller", lambda *_names: {})
+    model = Block()
+    optimizer = make_sgd(model)
+    scale = torch.compile(lambda x: x * 2, backend="eager")
+    compiled = torch.compile(lambda x: model(x).square().mean(), backend="eager")
+    for _ in range(4):
+        compiled(scale(torch.ones(4, WIDTH))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [step.names for step in finish(recorder).steps[1:]] == [USUAL] * 3
+
+
+def test_a_wrapper_that_follows_another_around_the_same_model_takes_over(recorder):
+    """As with a new process group in every epoch, or more layers that train from now on."""
+    recorder.watch_everything()
+    optimizer = make_sgd(model := Block())
+    for _ in range(3):
+        wrapper = nn.DataParallel(model)
+        train(optimizer, wrapper)
+        assert wrapper in recorder.watching.models
 
 
 def test_a_wrapper_in_eval_mode_around_a_model_that_trains_is_training(recorder):

@@ -17,7 +17,8 @@ from meshscope.capture import default
 from meshscope.capture.config import read_off
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
-from meshscope.errors import UsageError
+from meshscope.core.unavailable import known
+from meshscope.errors import LayoutError, UsageError
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import StepFlag
 
@@ -286,6 +287,24 @@ def test_the_layout_may_come_later(rec, clock):
     run_dir = rec.run_dir
     rec.close()
     assert open_run(run_dir).last_attempt.layout == Layout(dp=1)
+
+
+@pytest.mark.parametrize(("given", "is_known"), [("dp=1,tp=1", True), ("dp=x", False), (4, False)])
+def test_the_layout_may_come_as_text_and_a_wrong_one_does_no_harm(rec, clock, given, is_known):
+    with rec.step():
+        clock.advance(1)
+    rec.set_layout(given)
+    run_dir = rec.run_dir
+    rec.close()
+    assert rec.guard.counts == ({} if is_known else {"layout": 1})
+    assert known(open_run(run_dir).last_attempt.layout) == (Layout(dp=1) if is_known else None)
+
+
+def test_a_layout_given_at_the_start_is_checked_there(tmp_path):
+    rec = Recorder(tmp_path / "run", layout="dp2xtp2")
+    assert rec.session.layout == Layout(dp=2, tp=2)
+    with pytest.raises(LayoutError, match="a degree is a whole number"):
+        Recorder(tmp_path / "other", layout="dp")
 
 
 def test_threads_record_beside_the_training_thread(real_time_rec):

@@ -87,7 +87,10 @@ def test_fits_answers_yes_and_no_with_the_nearest(tmp_path):
     text = path.read_text()
     yes = run("plan", "--fits", str(path), "--device", "8000GiB")
     assert yes.exit_code == 0
-    assert "It fits" in yes.output
+    # The head says what the table below it adds up to.
+    head, _, table = yes.output.partition("stage")
+    assert "It fits" in head
+    assert f"with allowances {' '.join(table.splitlines()[1].split()[-2:])}." in head
     overrides = [part for one in changes for part in ("--set", one)]
     checked = run(
         "train", str(path), "--check", "--device", "H100-80GB", *overrides,

@@ -47,4 +47,6 @@ def test_an_unknown_code_is_a_usage_error_with_the_nearest():
     result = invoke("HE0O2")
     assert result.exit_code == 2
     assert result.stderr == "meshscope: there is no rule 'HE0O2'; the nearest is HE002\n"
+    far = "meshscope: there is no rule 'slowness'; `meshscope rules` lists all\n"
+    assert invoke("slowness").stderr == far
     assert invoke("HE002", "--counterparts").exit_code == 2

@@ -30,6 +30,14 @@ def test_the_screen_has_a_row_for_each():
     assert "1f1b" in text
 
 
+def test_of_equal_bubbles_the_one_that_holds_less_is_named():
+    times = ["--forward", "10", "--input-grad", "10", "--weight-grad", "10"]
+    head = run("--pp", "2", "--microbatches", "6", *times).stdout.splitlines()[0]
+    assert head == (
+        "Of those that fit zb_v has the smallest bubble, 0 %; zb_h2 has the same and holds more."
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

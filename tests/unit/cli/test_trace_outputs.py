@@ -115,6 +115,30 @@ def test_tables_answer_sql_and_become_files(tmp_path, trace):
     assert run("export", trace, "--table", "trace_nothing").exit_code == 2
 
 
+def test_a_trace_without_a_device_has_tables_of_its_host(tmp_path):
+    group = {"rank": 0, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
+    events = [
+        step(1, 0, 100),
+        operator("aten::mm", 10, 50, 1, **SHAPES),
+        host("user_annotation", "gloo:all_reduce", 70, 20, 2),
+    ]
+    path = write(tmp_path / "t.json", events, distributedInfo=group)
+
+    def ask(query):
+        return run("sql", path, query, "--csv").stdout.splitlines()[1:]
+
+    assert ask("SELECT device, name, count, self_ns FROM trace_host_operators") == [
+        "-1,aten::mm,1,50000"
+    ]
+    columns = "step, total_ns, operator_ns, exposed_ns, other_ns"
+    assert ask(f"SELECT {columns} FROM trace_host_steps") == ["1,100000,50000,20000,30000"]
+    assert ask("SELECT kind, duration_ns FROM trace_collectives") == ["all_reduce,20000"]
+    assert ask("SELECT axis, kind, exposed_ns FROM trace_axes") == ["world,all_reduce,20000"]
+    refused = run("trace", path, "--no-cache", "--flame", tmp_path / "f.svg")
+    assert refused.exit_code == 2
+    assert "the trace has no device" in refused.output
+
+
 def test_flame_graphs_have_all_device_time(tmp_path, trace):
     folded = tmp_path / "f.folded"
     assert run("trace", trace, "--flame", folded).exit_code == 0

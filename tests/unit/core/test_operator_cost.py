@@ -67,15 +67,30 @@ def test_without_its_numbers_a_convolution_is_not_counted():
     ("name", "shapes", "products"),
     [
         ("aten::_cudnn_attention_forward", [[2, 8, 64, 32]] * 3, 2),
-        ("aten::_cudnn_attention_backward", [[2, 8, 64, 32]] * 5, 4),
+        ("aten::_cudnn_attention_backward", [[2, 8, 64, 32]] * 5, 5),
         ("flash_attn::_flash_attn_forward", [[2, 64, 8, 32]] * 3, 2),
-        ("flash_attn::_flash_attn_backward", [[2, 64, 8, 32]] * 5, 4),
+        ("flash_attn::_flash_attn_backward", [[2, 64, 8, 32]] * 5, 5),
         ("aten::_scaled_dot_product_efficient_attention", [[2, 8, 64, 32]] * 3, 2),
-        ("aten::_scaled_dot_product_flash_attention_backward", [[2, 8, 64, 32]] * 5, 4),
+        ("aten::_scaled_dot_product_flash_attention_backward", [[2, 8, 64, 32]] * 5, 5),
+        ("aten::_efficient_attention_backward", [[2, 64, 8, 32]] * 5, 5),
     ],
 )
 def test_attention_in_all_its_names(name, shapes, products):
     assert call(name, *shapes).flops == products * 2 * 2 * 8 * 64 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten::_cudnn_attention_backward",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    ],
+)
+def test_of_backwards_five_products_three_have_the_keys_width(name):
+    wide, narrow = [2, 8, 64, 32], [2, 8, 64, 16]
+    # Scores once more, and the gradients of queries and keys; then those of scores and values.
+    products = 3 * 32 + 2 * 16
+    assert call(name, narrow, wide, wide, narrow, []).flops == products * 2 * 2 * 8 * 64 * 64
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def test_a_file_changes_them_and_the_command_line_goes_over_it(tmp_path):
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="no threshold 'min_step'; the nearest is 'min_steps'"):
         choose_thresholds(KNOWN, assignments=["min_step=3"])
+    with pytest.raises(UsageError, match="no threshold 'wanted'; `meshscope rules CODE` lists"):
+        choose_thresholds(KNOWN, assignments=["wanted=3"])
 
 
 def test_everything_that_is_wrong_is_said_at_once(tmp_path):

@@ -59,6 +59,28 @@ def test_what_is_no_leak_is_silent(tmp_path, rss):
     assert find(MemoryLeak, tmp_path, num_ranks=2, rss=rss, host_limit_bytes=8 * GB) == []
 
 
+POOLS_FILL = {
+    0: 345403392, 1: 347430912, 4: 353243136, 6: 356552704, 8: 358727680, 10: 360873984,
+    12: 360935424, 15: 362897408, 18: 368177152, 21: 371417088, 23: 371437568,
+}  # fmt: skip
+"""Of a healthy program whose all-to-alls have other sizes in every step, in its first second."""
+
+
+def test_pools_that_fill_in_the_first_second_are_a_hint_at_most(tmp_path):
+    (finding,) = find(
+        MemoryLeak, tmp_path, num_steps=25, rss=lambda rank, step: POOLS_FILL.get(step, 0),
+        is_sampled=POOLS_FILL.__contains__, host_limit_bytes=23 * GB,
+    )  # fmt: skip
+    assert finding.severity is Severity.LOW
+    assert "nearly level" in finding.confidence.text
+
+
+def test_a_forecast_far_beyond_what_was_seen_is_not_critical(tmp_path):
+    """40 steps of some seconds tell little about the 8,000 after them, an hour or not."""
+    (finding,) = find(MemoryLeak, tmp_path, num_ranks=2, rss=leak, host_limit_bytes=40 * GB)
+    assert finding.severity is Severity.HIGH
+
+
 def test_a_leaking_device_is_told_for_its_rank(tmp_path):
     (finding,) = find(
         MemoryLeak, tmp_path, device=lambda rank, step: DeviceMemory(allocated=GB + 9 * MB * step)

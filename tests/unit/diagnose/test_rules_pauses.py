@@ -67,6 +67,40 @@ def test_what_makes_the_garbage_is_part_of_the_pause(tmp_path):
     assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
 
 
+def longer_beside(seed, is_longer):
+    """Rank 1 collects 30 ms in every fifth step; rank 3 takes 50 ms longer in some steps."""
+    plain = paused(seed, every_fifth, 30 * MS)
+
+    def work(rank, step):
+        own = plain(rank, step)
+        extra = 50 * MS if rank == 3 and is_longer(step) else 0
+        return {**own, "backward": own["backward"] + extra}
+
+    return work
+
+
+def test_what_other_ranks_lose_in_the_same_steps_comes_with_the_collections(tmp_path):
+    """As if two ranks wanted one core."""
+    slow_ns = record(
+        tmp_path / "slow",
+        longer_beside(7, lambda step: step % 5 == 4),
+        collections=lambda rank, step: 30 * MS if every_fifth(rank, step) else 0,
+    )
+    fast_ns = record(tmp_path / "fast", noisy(7))
+    (finding,) = [one for one in diagnose_run(tmp_path / "slow") if one.code == "PA001"]
+    assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
+
+
+def test_what_other_ranks_lose_in_other_steps_as_well_does_not(tmp_path):
+    record(
+        tmp_path,
+        longer_beside(8, lambda step: step % 2 == 0),
+        collections=lambda rank, step: 30 * MS if every_fifth(rank, step) else 0,
+    )
+    (finding,) = [one for one in diagnose_run(tmp_path) if one.code == "PA001"]
+    assert 0 < finding.saved_ns <= 6.5 * MS, "30 ms in every fifth step"
+
+
 def test_a_rank_that_collects_in_every_step_is_not_called_slow(tmp_path):
     record(
         tmp_path,

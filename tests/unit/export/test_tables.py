@@ -13,6 +13,7 @@ from builders import MS, make_run
 from late_runs import LateRun, noisy
 from meshscope.cli import main
 from meshscope.core.layout import Layout
+from meshscope.export import run_tables
 from meshscope.export.run_tables import write_table
 from meshscope.export.table_files import FORMATS
 from meshscope.report.tables import REPORT_TABLES, StudyTable
@@ -131,3 +132,28 @@ def test_a_notebook_shows_verdict_findings_and_budget(run):
     assert "<script" not in shown
     for text in ("rank 2", "Findings", "Where the time goes"):
         assert text in shown
+
+
+def test_a_table_of_some_ranks_and_steps(run, tmp_path):
+    for name in ("steps", "budget"):
+        result = call(run, "--table", name, "--ranks", "1,dp3", "--steps", "5-7")
+        assert result.exit_code == 0, result.output
+        rows = list(csv.DictReader(result.stdout.splitlines()))
+        assert {(row["rank"], row["step"]) for row in rows} == {
+            (str(rank), str(step)) for rank in (1, 3) for step in (5, 6, 7)
+        }
+    result = call(run, "--table", "spans", "--steps", "5-7")
+    assert result.exit_code == 2
+    assert "table spans has no column step, which --steps needs" in result.output
+    result = call(run, "--table", "job_steps", "--ranks", "1")
+    assert "table job_steps has no column rank" in result.output
+
+
+def test_a_table_too_large_for_memory_goes_through_a_file(run, tmp_path, monkeypatch):
+    expected = call(run, "--table", "collectives").stdout
+    monkeypatch.setattr(run_tables, "_MAX_ROWS_IN_MEMORY", 10)
+    output = tmp_path / "out" / "collectives.csv"
+    output.parent.mkdir()
+    assert call(run, "--table", "collectives", "-o", output).exit_code == 0
+    assert output.read_text(encoding="utf-8") == expected
+    assert [path.name for path in output.parent.iterdir()] == [output.name]

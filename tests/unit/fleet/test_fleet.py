@@ -2,6 +2,9 @@
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +26,12 @@ from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.fleet.index import Index
+from meshscope.fleet.summary import describe_run
 from meshscope.fleet.trend import add_regressions
 from meshscope.report.goodput import measure_goodput
 from meshscope.report.listings import Listing
 from meshscope.store.read.run import open_run
+from meshscope.store.write.journal import EXIT_LINE
 
 DAY_S = 86_400
 
@@ -185,6 +190,43 @@ def test_a_run_that_may_go_on_is_never_deleted(tmp_path: Path) -> None:
     age(tmp_path / "open", 2 * DAY_S)
     _, output, _ = expire(tmp_path, "--older-than", "1h", "--delete")
     assert output == f"deleted {tmp_path / 'open'}\n"
+
+
+def test_a_run_whose_process_lives_is_running_and_stays_however_old_its_files(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "hung"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
+        ticks = int(stat.rpartition(")")[2].split()[19])
+        for rank in range(2):
+            writer = make_writer(
+                run, rank, 2, host=socket.gethostname(), pid=process.pid, process_start_ticks=ticks
+            )
+            put_step(writer, 0, START_MONO_NS, START_MONO_NS + SECOND)
+            writer.disarm()
+        age(run, 2 * DAY_S)
+        assert describe_run(run, "hung").state == "running"
+        _, output, _ = expire(tmp_path, "--older-than", "1h", "--delete")
+        assert output == f"keep    {run}  process {process.pid} of rank 0 lives\n"
+        process.kill()
+    assert describe_run(run, "hung").state == "killed"
+    _, output, _ = expire(tmp_path, "--older-than", "1h", "--delete")
+    assert output == f"deleted {run}\n"
+
+
+def test_a_run_that_has_just_failed_stays_for_its_launcher(tmp_path: Path) -> None:
+    run = tmp_path / "failed"
+    writer = make_writer(run, 0, 1)
+    put_step(writer, 0, START_MONO_NS, START_MONO_NS + SECOND)
+    writer.journal.write(EXIT_LINE, exception="ValueError: x")
+    writer.close(end_host_mono_ns=START_MONO_NS + SECOND, num_errors=0, errors={})
+    assert describe_run(run, "failed").state == "ended with ValueError"
+    _, output, _ = expire(tmp_path, "--state", "failed", "--delete")
+    assert output.startswith(f"keep    {run}  it failed 0.")
+    age(run, 3600)
+    _, output, _ = expire(tmp_path, "--state", "failed", "--delete")
+    assert output == f"deleted {run}\n"
 
 
 def test_the_newest_of_a_job_and_files_of_others_stay(tmp_path: Path) -> None:

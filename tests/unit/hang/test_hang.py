@@ -216,6 +216,28 @@ def test_ranks_that_call_different_operations_are_shown_side_by_side(tmp_path, w
     assert {culprit.reason for culprit in hang.culprits} == {Reason.MISMATCH}
 
 
+def test_threads_that_share_a_group_are_told_from_a_branch(tmp_path, waiter):
+    """As a checkpoint written beside training does, in the group of the gradients."""
+    shared, branched = (Job(tmp_path / name, world_size=2) for name in ("shared", "branched"))
+    kinds = ("all_reduce", "gather")
+    for rank in range(2):
+        for kind in kinds if rank else kinds[::-1]:
+            shared.rank(rank, waiter).enters(kind, shared.world, ago_s=8)
+        branched.rank(rank, waiter).enters(kinds[rank], branched.world, ago_s=8)
+    assert "two threads use the group at once" in hang_words.advise(shared.diagnose())
+    assert "came by another branch" in hang_words.advise(branched.diagnose())
+
+
+def test_of_a_rank_that_was_alone_nothing_is_said_of_others(tmp_path, processes):
+    job = Job(tmp_path / "run", world_size=1)
+    job.rank(0, processes.killed()).finishes("barrier", job.world, ago_s=1)
+    hang = job.diagnose()
+    said = f"{hang_words.make_sentence(hang)} {hang_words.advise(hang)}"
+    assert "rank 0 died" in said.lower()
+    assert "waits for it" not in said
+    assert "others" not in said
+
+
 def test_a_rank_that_only_holds_a_handle_is_the_one_waited_for(tmp_path, waiter):
     job = Job(tmp_path / "run", world_size=2)
     first, second = JobGroup("a", (0, 1)), JobGroup("b", (0, 1))

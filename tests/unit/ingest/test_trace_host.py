@@ -134,6 +134,31 @@ def test_sizes_of_gloo_are_those_of_its_inputs(tmp_path) -> None:
     assert found[3].messages == ((0, 1),)
 
 
+def test_a_message_of_gloo_is_for_whom_torchs_call_says(tmp_path) -> None:
+    """The peer is its place in the group, which is not always its rank."""
+
+    def post(name: str, begin: float, peer: str, *, is_recorded: bool = True) -> list[dict]:
+        values = {"Concrete Inputs": ["", "", peer, "0"]} if is_recorded else {}
+        kind = "gloo:send" if name == "send" else "gloo:recv"
+        return [
+            host("cpu_op", f"c10d::{name}", begin, 5, **values),
+            host("user_annotation", kind, begin + 3, 20),
+        ]
+
+    events = [
+        *post("send", 0, "2"),
+        *post("recv_", 10, "0"),
+        *post("recv_", 40, "0", is_recorded=False),
+        *post("send", 70, "9"),
+        *post("send", 100, "x"),
+        *post("recv_any_source_", 130, "0"),
+    ]
+    table = groups(**{"0": [4, 6, 9]})
+    found = summarize(tmp_path / "t.json", events, rank=6, world_size=12, table=table).host
+    messages = [one.messages for one in found.collectives]
+    assert messages == [((6, 9),), ((4, 6),), (), (), (), ()]
+
+
 def test_an_empty_host_has_nothing(tmp_path) -> None:
     found = summarize(tmp_path / "t.json", []).host
     assert (found.total_ns, found.steps, found.operators, found.collectives) == (0, (), (), ())

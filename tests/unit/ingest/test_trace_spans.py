@@ -1,9 +1,11 @@
 """A few events looked up as the whole columns say; rows numbered as numpy's own would be."""
 
 import numpy as np
+import pytest
 
 from made_traces import host, nccl, read
-from meshscope.ingest.traces.trace_spans import number_rows, read_arguments
+from meshscope.ingest.traces.trace_spans import number_rows, read_arguments, unite_events
+from meshscope.numerics.intervals import unite
 
 
 def test_arguments_of_some_events_are_those_of_the_columns(tmp_path) -> None:
@@ -35,3 +37,23 @@ def test_equal_rows_get_one_number_in_order() -> None:
     assert columns[:, first].tolist() == keys.tolist()
     empty = np.empty(0, dtype=np.int64)
     assert [len(one) for one in number_rows(empty, empty)] == [0, 0]
+
+
+@pytest.mark.parametrize("length", [1 << 10, 1 << 40])
+def test_many_events_are_united_as_few_are(tmp_path, length) -> None:
+    random = np.random.default_rng(5)
+    begins = np.sort(random.integers(0, 4000, 600))
+    lengths = np.where(random.random(600) < 0.2, 0, random.integers(0, 12, 600))
+    lengths[-1] = length  # in eight bytes where it does not fit four
+    events = [
+        host("cpu_op", "op", int(begin), int(lasts))
+        for begin, lasts in zip(begins, lengths, strict=True)
+    ]
+    trace = read(tmp_path / "t.json", events)
+    every = np.arange(600)
+    for rows in (every, every[::3], every[::-1].copy(), random.permutation(600)):
+        found = unite_events(trace, rows)
+        expected = unite(trace.events.begin_ns[rows], trace.events.ends(rows))
+        assert found.start_ns.tolist() == expected.start_ns.tolist()
+        assert found.end_ns.tolist() == expected.end_ns.tolist()
+        assert len(found) > 1

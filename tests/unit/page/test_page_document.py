@@ -133,6 +133,7 @@ def test_a_comparison(tmp_path, schema):
         limit_ratio=None,
         verdict=None,
         ledger=Unavailable("not asked"),
+        findings=(),
     )
     page = encode_page(compare_pages(compared, a.report().content, b.report().content))
     jsonschema.validate(page, schema)

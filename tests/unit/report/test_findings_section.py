@@ -124,10 +124,20 @@ def test_what_has_no_price_says_none():
     assert describe_worst(diagnosis_of(finding)) == "The loss is not a number."
 
 
+def test_a_count_of_steps_is_told_from_a_step(run_dir):
+    evidence = (
+        Evidence(name="steps that have one", value=1, unit="steps"),
+        Evidence(name="first slow step", value=31, unit="step"),
+    )
+    text = render_report(report_with(run_dir, diagnosis_of(replace(SLOW_RANK, evidence=evidence))))
+    assert "steps that have one 1 step; first slow step 31\n" in text
+
+
 def test_a_healthy_run_says_that_rules_looked(run_dir):
     text = render_report(report_with(run_dir, diagnosis_of(NOTE)), Screen())
     assert text.startswith("60 steps on 8 ranks")
-    assert "3 rules ran; no finding above low severity\n" in text
+    nothing = "No finding above low severity (1 of low severity: --explain); 3 rules ran\n"
+    assert nothing in text
     assert "low  HE008  the diagnosis is based on few steps\n" in text
 
 

@@ -11,6 +11,7 @@ from meshscope.analyze.memory.snapshot_summary import DeviceSnapshot, SnapshotSu
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.finding_changes import FindingChange
 from meshscope.hang.hang import diagnose_hang
 from meshscope.hang.processes import this_machine
 from meshscope.report.media import MARKDOWN, MEDIA, PAGE, find_medium
@@ -68,6 +69,17 @@ def screens(tmp_path_factory):
         limit_ratio=None,
         verdict=None,
         ledger=Unavailable(HOSTILE),
+        findings=(
+            FindingChange(
+                code="ST001",
+                title=HOSTILE,
+                ranks=(0,),
+                severity_a=None,
+                severity_b="high",
+                saved_a_ns=0.0,
+                saved_b_ns=1e6,
+            ),
+        ),
     )
     overview = summarize_memory(read_memory(folder / "a"))
     return {

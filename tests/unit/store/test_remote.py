@@ -10,7 +10,7 @@ import pytest
 import meshscope
 from late_runs import STEADY, LateRun
 from meshscope.core.layout import Layout
-from meshscope.errors import StorageError
+from meshscope.errors import StorageError, StorageNeedsPackage
 from meshscope.store.read.files import fetch_below, list_names, look_again
 from meshscope.store.read.run import open_run
 from meshscope.store.read.run_folders import find_runs
@@ -222,6 +222,16 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     with pytest.raises(ModuleNotFoundError) as caught:
         mount("s3://bucket/run")
     assert caught.value.name == "s3fs"
+
+
+def test_a_package_that_only_fsspec_knows_is_told_in_its_words(monkeypatch):
+    def refuse(*_, **__):
+        raise ImportError('HTTPFileSystem requires "aiohttp" to be installed')
+
+    monkeypatch.setattr(fsspec, "filesystem", refuse)
+    with pytest.raises(StorageNeedsPackage, match='"aiohttp" to be installed; install it') as told:
+        mount("http://host/run")
+    assert told.value.exit_code == 4
 
 
 def test_copies_used_longest_ago_make_room(run, memory, cache, monkeypatch):

@@ -152,7 +152,7 @@ def test_a_live_run_grows_on_the_screen(tmp_path):
     watched = watch(path)
     lines = draw(watched)
     assert "step 0" in lines[0]
-    assert lines[1] == "? Too few steps to judge. no verdict before 5 steps"
+    assert lines[1] == "? Too few steps to judge. There is no verdict before 5 steps."
     for number in range(1, 8):
         step(number)
     watched.poll()

@@ -18,11 +18,12 @@ from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_spans import find_innermost, find_parents
 from meshscope.ingest.traces.trace_tables import categorise_event
 from meshscope.ingest.traces.trace_view import TraceView
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int64s, find_true
 
 OUTSIDE = "(outside of modules)"
 BEFORE = "(launched before the trace, or by a graph)"
 MAX_DEPTH = 64
+_NO_DEVICE = Unavailable("the trace has no device, and a flame graph is of device time")
 
 Stacks = dict[tuple[str, ...], int]
 """Nanoseconds by stack, outermost first."""
@@ -31,7 +32,9 @@ Stacks = dict[tuple[str, ...], int]
 def fold_modules(view: TraceView) -> Stacks | Unavailable:
     """Device time of all devices by module, category and kernel."""
     trace, launch = view.trace, view.launch
-    rows = np.flatnonzero(view.device_of >= 0)
+    rows = find_true(view.device_of >= 0)
+    if not len(rows):
+        return _NO_DEVICE
     launched = rows[launch[rows] >= 0]
     found = locate_modules(trace, launched, launch)
     if found is None:
@@ -50,10 +53,12 @@ def fold_python(view: TraceView) -> Stacks | Unavailable:
     """The same by Python's functions; the trace has to be read with them."""
     trace, launch = view.trace, view.launch
     events = trace.events
-    calls = np.flatnonzero(np.isin(events.category, (Category.PYTHON, Category.MODULE)))
+    calls = find_true(np.isin(events.category, (Category.PYTHON, Category.MODULE)))
     if not len(calls):
         return Unavailable("no Python function in the trace; record it with with_stack=True")
-    rows = np.flatnonzero(view.device_of >= 0)
+    rows = find_true(view.device_of >= 0)
+    if not len(rows):
+        return _NO_DEVICE
     launched = rows[launch[rows] >= 0]
     parent = _find_callers(trace, calls)
     inner = find_innermost(trace, calls, launch[launched].astype(np.int64))

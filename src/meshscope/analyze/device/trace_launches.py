@@ -12,8 +12,9 @@ import numpy as np
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
 from meshscope.ingest.traces.trace_kernels import name_has
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
+_GRAPH_CALL = "graphlaunch"
 SHORT_NS = 10_000
 """A host needs about so long to launch a kernel from eager code: shorter ones cannot keep a device
 busy unless they are launched from a graph."""
@@ -55,21 +56,18 @@ class LaunchQueue:
     """Share of the time at which none waited."""
 
 
-def measure_launches(trace: Trace, rows: Int64s, launch: Int32s) -> LaunchQueue | Unavailable:
-    """The launches of one device's events."""
+def measure_launches(
+    trace: Trace, rows: Int64s, launch: Int32s, graph_work: Int64s
+) -> LaunchQueue | Unavailable:
+    """The launches of one device's events, of which `graph_work` are those that graphs replayed."""
     events = trace.events
-    known = rows[launch[rows] >= 0]
+    known = rows.take(find_true(launch.take(rows) >= 0))
     if not len(known):
         return Unavailable("no launching call of this device's work is in the trace")
-    call = launch[known].astype(np.int64)
-    delay = events.begin_ns[known] - events.begin_ns[call]
-    is_graph = np.zeros(len(events), dtype=np.bool_)
-    by_graph = name_has(trace, call, "graphlaunch")
-    is_graph[known[by_graph]] = True
-    is_graph[_in_graphs(trace)] = True
-    in_graph = rows[is_graph[rows]]
+    call = launch.take(known).astype(np.int64)
+    delay = events.begin_ns.take(known) - events.begin_ns.take(call)
     low, middle, high = np.percentile(delay, [5, 50, 95]).tolist()
-    duration = events.duration_ns[rows]
+    duration = events.duration_ns.take(rows)
     is_short = duration <= SHORT_NS
     whole_ns = int(duration.sum())
     num_calls, depths, empty = _measure_depth(trace, known, call)
@@ -78,13 +76,13 @@ def measure_launches(trace: Trace, rows: Int64s, launch: Int32s) -> LaunchQueue 
         median_delay_ns=middle,
         p5_delay_ns=low,
         p95_delay_ns=high,
-        num_graph_kernels=len(in_graph),
-        num_graph_launches=len(np.unique(call[by_graph])),
+        num_graph_kernels=len(graph_work),
+        num_graph_launches=len(np.unique(call[name_has(trace, call, _GRAPH_CALL)])),
         num_short=int(np.count_nonzero(is_short)),
         short_ratio=float(is_short.mean()),
         short_time_ratio=int(duration[is_short].sum()) / max(whole_ns, 1),
         median_duration_ns=float(np.median(duration)),
-        graph_time_ratio=int(events.duration_ns[in_graph].sum()) / max(whole_ns, 1),
+        graph_time_ratio=int(events.duration_ns[graph_work].sum()) / max(whole_ns, 1),
         num_calls=num_calls,
         p5_depth=depths[0],
         median_depth=depths[1],
@@ -93,11 +91,20 @@ def measure_launches(trace: Trace, rows: Int64s, launch: Int32s) -> LaunchQueue 
     )
 
 
+def find_graph_work(trace: Trace, rows: Int64s, launch: Int32s) -> Int64s:
+    """Which of a device's events a graph replayed: by the call that launched it, or as they say."""
+    is_graph = np.zeros(len(trace.events), dtype=np.bool_)
+    known = rows.take(find_true(launch.take(rows) >= 0))
+    is_graph[known[name_has(trace, launch.take(known).astype(np.int64), _GRAPH_CALL)]] = True
+    is_graph[_in_graphs(trace)] = True
+    return rows[is_graph.take(rows)]
+
+
 def _in_graphs(trace: Trace) -> Int64s:
     """Events that name a graph of theirs."""
     rows = trace.argument_rows("graph id")
     values = trace.arguments.value[rows]
-    rows = rows[(trace.arguments.kind[rows] == ValueKind.INT) & (values > 0)]
+    rows = rows[(trace.arguments.kind[rows] == int(ValueKind.INT)) & (values > 0)]
     found: Int64s = trace.arguments.event[rows].astype(np.int64)
     return found
 
@@ -107,17 +114,18 @@ def _measure_depth(
 ) -> tuple[int, tuple[int, int, int], float]:
     """Calls; depth at 5 and 50 % of the time and at most; share of the time without any."""
     events = trace.events
-    order = np.argsort(call, kind="stable")
-    ordered = call[order]
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    calls = ordered[first]
-    begun = np.minimum.reduceat(events.begin_ns[work[order]], first)
-    called = np.minimum(events.begin_ns[calls], begun)
+    is_call = np.zeros(len(events), dtype=np.bool_)
+    is_call[call] = True
+    num_calls = int(np.count_nonzero(is_call))
+    if num_calls < len(call):  # graphs: the first work counts
+        call, first = np.unique(call, return_index=True)
+        work = work[first]
+    begun = events.begin_ns.take(work)
+    called = np.minimum(events.begin_ns.take(call), begun)
     called.sort()
     begun.sort()
-    num_calls = len(calls)
     moments = np.concatenate([called, begun])
-    del order, ordered, first, calls, called, begun  # each is as long as the trace has launches
+    del called, begun  # each is as long as the trace has launches
     order = np.argsort(moments, kind="stable")
     depth = np.where(order < num_calls, 1, -1).astype(np.int32)
     length = np.diff(moments[order])
@@ -130,5 +138,5 @@ def _measure_depth(
         return num_calls, (0, 0, 0), 0.0
     reached = np.cumsum(lasting)
     low, middle = (int(np.searchsorted(reached, share * whole)) for share in (0.05, 0.5))
-    highest = int(np.flatnonzero(lasting)[-1])
+    highest = int(find_true(lasting > 0)[-1])
     return num_calls, (low, middle, highest), float(lasting[0] / whole)

@@ -12,7 +12,7 @@ import numpy as np
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceMemory
 from meshscope.ingest.traces.trace_steps import TraceSteps
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int64s, find_true
 
 MAX_POINTS = 240
 """Of a timeline: each is the moment of a stretch with the most allocated."""
@@ -53,7 +53,7 @@ class MemoryUse:
 def measure_memory(trace: Trace, steps: TraceSteps) -> tuple[MemoryUse, ...]:
     """Every allocator that says how much it gave out."""
     memory = trace.memory
-    known = np.flatnonzero(memory.allocated_bytes >= 0)
+    known = find_true(memory.allocated_bytes >= 0)
     keys = memory.device_type[known] << 32 | (memory.device[known] & 0xFFFFFFFF)
     return tuple(_measure(memory, known[keys == key], steps) for key in np.unique(keys).tolist())
 

@@ -14,7 +14,7 @@ import numpy as np
 from meshscope.ingest.kineto.trace_columns import Category, Trace, ValueKind
 from meshscope.ingest.traces.trace_kernels import name_has
 from meshscope.ingest.traces.trace_spans import find_innermost, find_parents
-from meshscope.store.read.arrays import Bools, Int32s, Int64s
+from meshscope.store.read.arrays import Bools, Int32s, Int64s, find_true
 
 PREFIX = "nn.Module: "
 MAX_PATH = 12
@@ -88,11 +88,11 @@ def locate_modules(
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.object_]], Bools] | None:
     """For each of the launched events its path of modules, and whether backward launched it; None
     when no module was recorded."""
-    modules = np.flatnonzero(trace.events.category == Category.MODULE)
+    modules = find_true(trace.events.category == int(Category.MODULE))
     if not len(modules) or not len(rows):
         return None
     module = find_innermost(trace, modules, launch[rows].astype(np.int64))
-    outside = np.flatnonzero(module < 0)
+    outside = find_true(module < 0)
     forward = _find_forward(trace, launch[rows[outside]].astype(np.int64))
     is_known = forward >= 0
     module[outside[is_known]] = find_innermost(trace, modules, forward[is_known])
@@ -106,14 +106,14 @@ def locate_modules(
 def _find_forward(trace: Trace, calls: Int64s) -> Int64s:
     """For calls of backward the operator of forward whose gradient they are for; -1."""
     events = trace.events
-    operators = np.flatnonzero(events.category == Category.CPU_OP)
+    operators = find_true(events.category == int(Category.CPU_OP))
     engine = operators[name_has(trace, operators, _ENGINE)]
     found = np.full(len(calls), -1, dtype=np.int64)
     if not len(engine) or not len(calls):
         return found
     numbers = np.full(len(events), -1, dtype=np.int64)
     at = trace.argument_rows("Sequence number")
-    at = at[trace.arguments.kind[at] == ValueKind.INT]
+    at = at[trace.arguments.kind[at] == int(ValueKind.INT)]
     numbers[trace.arguments.event[at]] = trace.arguments.value[at]
     function = find_innermost(trace, engine, calls)
     others = np.setdiff1d(operators[numbers[operators] >= 0], engine)

@@ -5,14 +5,13 @@ Of thousands of traces one is shown in full; what the others ran need not be tab
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from meshscope.analyze.device.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_axes import find_rank
 from meshscope.ingest.traces.trace_host import HostTime
 from meshscope.ingest.traces.trace_time import DeviceTime, measure
 from meshscope.ingest.traces.trace_view import TraceView
+from meshscope.store.read.arrays import find_true
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,7 @@ class TraceOutline:
 def outline_trace(view: TraceView) -> TraceOutline:
     """The same as that of its summary."""
     devices = tuple(
-        measure(view.trace, view.classes, np.flatnonzero(view.device_of == device), spans=spans)
+        measure(view.trace, view.classes, find_true(view.device_of == device), spans=spans)
         for device, spans in view.spans_of.items()
     )
     return TraceOutline(

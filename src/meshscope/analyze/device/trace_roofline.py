@@ -43,6 +43,13 @@ _ITEM_IN_KERNEL = re.compile(
     r"OpaqueType<(?P<size>\d{1,2})|Functor<(?P<type>c10::\w+|float|double)\b"
 )
 """Kernels over lists of tensors name the type, or its size, in their templates."""
+_NO_OPERATOR = "(no operator)"
+_UNTOLD = "the trace does not tell which operator launched it"
+_REPLAYED = (
+    "(graphs)",
+    "a trace has neither operators nor shapes of what a graph replays, and nothing ties it to the "
+    "operators that it was captured from",
+)
 _MAX_SIZE = 1 << 40
 _MAX_LISTED = 8
 
@@ -114,8 +121,11 @@ def measure_rates(operators: tuple[OperatorRow, ...], device_name: str) -> tuple
     return tuple(rates)
 
 
-def measure_coverage(operators: Sequence[OperatorRow], rates: Sequence[OperatorRate]) -> Coverage:
-    """How much of a device's time the rates are of."""
+def measure_coverage(
+    operators: Sequence[OperatorRow], rates: Sequence[OperatorRate], graph_ns: int = 0
+) -> Coverage:
+    """How much of a device's time the rates are of; `graph_ns` is that of work without an operator
+    which graphs replayed."""
     whole_ns = sum(row.device_ns - row.link_ns for row in operators)
     counted_ns = sum(one.device_ns for one in rates)
     at_peak = [
@@ -138,19 +148,21 @@ def measure_coverage(operators: Sequence[OperatorRow], rates: Sequence[OperatorR
         roofline_ratio=sum(at_peak) / peak_ns
         if peak_ns
         else Unavailable("the device's peaks are not known; name it with --device"),
-        uncounted=_list_uncounted(operators),
+        uncounted=_list_uncounted(operators, graph_ns),
     )
 
 
-def _list_uncounted(operators: Sequence[OperatorRow]) -> tuple[Uncounted, ...]:
+def _list_uncounted(operators: Sequence[OperatorRow], graph_ns: int) -> tuple[Uncounted, ...]:
     found: dict[tuple[str, str], int] = {}
+    if graph_ns:
+        found = {_REPLAYED: graph_ns, (_NO_OPERATOR, _UNTOLD): -graph_ns}
     for row in operators:
         cost = _count(row)
         own_ns = row.device_ns - row.link_ns
         if isinstance(cost, Unavailable) and own_ns:
-            key = (row.name or "(no operator)", cost.reason)
+            key = (row.name or _NO_OPERATOR, cost.reason)
             found[key] = found.get(key, 0) + own_ns
-    order = sorted(found.items(), key=lambda item: -item[1])
+    order = sorted(((key, ns) for key, ns in found.items() if ns > 0), key=lambda item: -item[1])
     return tuple(
         Uncounted(name=name, device_ns=ns, reason=reason)
         for (name, reason), ns in order[:_MAX_LISTED]
@@ -159,7 +171,7 @@ def _list_uncounted(operators: Sequence[OperatorRow]) -> tuple[Uncounted, ...]:
 
 def _count(row: OperatorRow) -> OperatorCost | Unavailable:
     if not row.name:
-        return Unavailable("the trace does not tell which operator launched it")
+        return Unavailable(_UNTOLD)
     if not row.shapes:
         return Unavailable("no shapes recorded (record_shapes=True)")
     inputs = _read_inputs(row.shapes, row.types, _find_item_bytes(row.kernel))

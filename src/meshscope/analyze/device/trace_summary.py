@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshscope.analyze.device.trace_launches import LaunchQueue, measure_launches
+from meshscope.analyze.device.trace_launches import LaunchQueue, find_graph_work, measure_launches
 from meshscope.analyze.device.trace_memory import MemoryUse, measure_memory
 from meshscope.analyze.device.trace_modules import (
     ModuleClassRow,
@@ -53,7 +53,7 @@ from meshscope.ingest.traces.trace_time import (
 )
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps, IdleTime
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int64s, find_true
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def summarize_trace(
         _summarize_device(
             view,
             breakdown if breakdown.name else replace(breakdown, name=device_name),
-            np.flatnonzero(view.device_of == breakdown.device),
+            find_true(view.device_of == breakdown.device),
             device_name,
         )
         for breakdown in break_down_devices(
@@ -169,7 +169,9 @@ def _summarize_device(
     modules = tabulate_modules(trace, rows, launch)
     collectives = view.list_collectives(breakdown.device)
     columns = as_columns(collectives)
-    launches = measure_launches(trace, rows, launch)
+    graph_work = find_graph_work(trace, rows, launch)
+    launches = measure_launches(trace, rows, launch, graph_work)
+    graph_ns = trace.events.duration_ns[graph_work[view.operator_of[graph_work] < 0]].sum()
     gaps = find_gaps(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns, view.calls)
     return DeviceSummary(
         breakdown=breakdown,
@@ -181,7 +183,7 @@ def _summarize_device(
         kernels=kernels,
         operators=operators,
         rates=rates,
-        coverage=measure_coverage(operators, rates),
+        coverage=measure_coverage(operators, rates, int(graph_ns)),
         modules=modules,
         module_classes=roll_up(modules),
         collectives=collectives,

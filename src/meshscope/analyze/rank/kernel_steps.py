@@ -202,12 +202,13 @@ def split_sample(
     phase, names = _find_phases(work, phases)
     sum_compute = _sum_by_phase(work, phase, names, compute, (KernelKind.COMPUTE,))
     sum_copies = _sum_by_phase(work, phase, names, sets[1], (KernelKind.COPY, KernelKind.FILL))
+    busy = unite(work.start_ns, work.end_ns)
     found = []
     for step, start_ns, end_ns, is_followed in cuts:
         lengths = [_measure(one, start_ns, end_ns) for one in sets]
         gaps = explain_gaps(
+            busy,
             work.start_ns,
-            work.end_ns,
             work.launched_ns,
             first_ns=start_ns,
             last_ns=end_ns,

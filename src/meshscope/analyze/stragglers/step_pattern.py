@@ -11,7 +11,7 @@ neighbours is then neither.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -133,7 +133,30 @@ def find_slow_steps(step: Int64s, period_ns: Floats) -> StepPeriods:
     deviation = MAD_TO_DEVIATION * np.median(np.abs(views - usual[:, None]), axis=1)
     excess = period_ns - usual
     is_slow = (excess > MIN_SLOW_RATIO * usual) & (excess > _MIN_SLOW_DEVIATIONS * deviation)
-    return StepPeriods(step=step, period_ns=period_ns, usual_ns=usual, is_slow=is_slow)
+    found = StepPeriods(step=step, period_ns=period_ns, usual_ns=usual, is_slow=is_slow)
+    return _add_shorter_intervals(found)
+
+
+def _add_shorter_intervals(periods: StepPeriods) -> StepPeriods:
+    """Also counts as slow what comes between slow steps that recur, if it is half as long and clear
+    of other steps: of a thing every 8 steps, noise may hide every other one."""
+    is_slow, excess = periods.is_slow.copy(), periods.period_ns - periods.usual_ns
+    for found in find_recurrences(periods):
+        at = int(periods.step[found.rows][0])
+        least = float(np.median(excess[found.rows])) / 2
+        for interval in range(2, found.interval):
+            if found.interval % interval:
+                continue
+            own = periods.step % interval == at % interval
+            more = own & ~found.rows
+            hits, count = int(np.count_nonzero(excess[more] >= least)), int(np.count_nonzero(more))
+            others = excess[~own] >= least
+            rate = (np.count_nonzero(others) + 1) / (len(others) + 1)
+            is_usual = hits >= max(2, _MIN_RECURRING_RATIO * count)
+            if is_usual and binomial_tail(hits, count, min(0.5, rate)) < MAX_CHANCE:
+                is_slow |= more & (excess >= least)
+                break
+    return replace(periods, is_slow=is_slow)
 
 
 def find_recurrences(periods: StepPeriods) -> tuple[Recurrence, ...]:

@@ -11,13 +11,16 @@ are searched on every rank and left out of everything else.
   noise, and stay there. A spike that returns is none.
 - Gradient norm: the level of the last tenth over the level of the middle of the run.
 
+If the program went on with another model (a fold, the next of a sweep), all of these but NaN and
+Inf are of its last one: a new model's loss begins high, and that is no divergence.
+
 Wrong where the loss is not a loss (a reward, a difference of two), where tasks change during a run,
 and while a learning rate warms up: few steps say little about where a loss will go.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -106,6 +109,15 @@ class JobSeries:
     def __len__(self) -> int:
         return len(self.step)
 
+    def since(self, step: int) -> "JobSeries | Unavailable":
+        """What it was from this step on."""
+        at = int(np.searchsorted(self.step, step))
+        if at == len(self):
+            return Unavailable(f"no value of {self.name} since another model began in step {step}")
+        return replace(
+            self, step=self.step[at:], value=self.value[at:], low=self.low[at:], high=self.high[at:]
+        )
+
     @property
     def first(self) -> SeriesPoint:
         return self._at(0)
@@ -192,6 +204,8 @@ class Convergence:
     loss: JobSeries | Unavailable
     grad_norm: JobSeries | Unavailable
     learning_rate: JobSeries | Unavailable
+    latest_loss: JobSeries | Unavailable
+    """Of the model that was trained last: all of the loss, where there was but one."""
     further: Mapping[str, JobSeries]
     """Of the second optimizer and those after it: `loss 2`, `lr 2`."""
     loss_nonfinite: NonFinite | None
@@ -257,14 +271,16 @@ def _analyze(attempt: Attempt, ranks: Sequence[Mapping[str, RankSignal]]) -> Con
                 scalars = read_scalars(recording, _WANTED) if scalars is None else scalars
                 found.means.append(_mean_per_step(scalars[own.name]))
     job = {signal: ranks.merge() for signal, ranks in signals.items()}
-    loss, norm = job[_LOSS], job[_GRAD_NORM]
+    began = _find_last_model(attempt)
+    loss, norm = (_begin_at(job[signal], began) for signal in (_LOSS, _GRAD_NORM))
     trend = _trend_of_last_half(loss)
     change = _change(loss, trend)
     divergence = None if isinstance(loss, Unavailable) else _find_divergence(loss)
     bad = signals[_LOSS].find_nonfinite()
     return Convergence(
-        loss=loss,
-        grad_norm=norm,
+        loss=job[_LOSS],
+        grad_norm=job[_GRAD_NORM],
+        latest_loss=loss,
         learning_rate=job[LEARNING_RATE],
         further={
             signal: series
@@ -281,6 +297,25 @@ def _analyze(attempt: Attempt, ranks: Sequence[Mapping[str, RankSignal]]) -> Con
         loss_spikes=_spikes(loss, _LOSS_SPIKE_RATIO),
         norm_spikes=_spikes(norm, _NORM_SPIKE_RATIO),
     )
+
+
+def _find_last_model(attempt: Attempt) -> int:
+    """The first step of the model that was trained last."""
+    began = 0
+    for recording in attempt:
+        steps: list[int] = []
+        for update in recording.updates:
+            step = update.get("new_model_step")
+            if isinstance(step, int) and step >= 0:
+                steps.append(step)
+            elif step is not None:  # the model before it went on: it trains beside it
+                del steps[-1:]
+        began = max([began, *steps])
+    return began
+
+
+def _begin_at(series: JobSeries | Unavailable, step: int) -> JobSeries | Unavailable:
+    return series if isinstance(series, Unavailable) or not step else series.since(step)
 
 
 def _find_origin(attempt: Attempt, step: int) -> tuple[int, ...]:

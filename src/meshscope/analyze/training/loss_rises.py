@@ -54,7 +54,7 @@ class LossRise:
 
 
 def find_rises(found: Convergence) -> tuple[LossRise, ...]:
-    loss = found.loss
+    loss = found.latest_loss
     if isinstance(loss, Unavailable) or len(loss) < _NUM_BEFORE + 2 * _MIN_RUN:
         return ()
     changes = list_rate_changes(found.learning_rate)

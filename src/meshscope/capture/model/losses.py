@@ -19,7 +19,7 @@ from typing import Any
 
 from meshscope.capture.steps.scalars import ScalarLog, Signal
 from meshscope.capture.steps.timeline import Timeline
-from meshscope.store.schema import ScalarFlag
+from meshscope.store.schema import MISSING, ScalarFlag
 
 _MAX_NODES = 12
 """Nodes between what backward is called on and the loss: a few scalings and casts."""
@@ -45,6 +45,8 @@ _MIN_JUMP_RATIO = 0.2
 """By which a loss stands out among those between two samples."""
 _MAX_LOOKS = 64
 """Times that all losses between two samples are written, of each of two kinds."""
+_MAX_MODELS = 1000
+"""Of which the journal is told: a program may make one for every picture."""
 _MAX_OPTIMIZERS = 8
 """Optimizers whose losses and rates are kept apart; a program may make one per parameter."""
 
@@ -87,6 +89,10 @@ class Losses:
         self._num_looks = [0, 0]
         """How often steps were looked back at that had a loss which was no number, or one that
         stood out."""
+        self._num_models = 0
+        """Times that the journal was told of another model."""
+        self._has_told_model = False
+        """When optimizers were replaced last."""
         self._last_step = -1
         self._last_divisor, self._last_flags = 0.0, 0
 
@@ -151,6 +157,13 @@ class Losses:
         self._last_divisor, self._last_flags = signal.divisor, signal.flags
         self._add(signal)
 
+    def forget_loss(self) -> None:
+        """The backward under way raised: the loss it was called on led to no update."""
+        last = self._pending[-1] if self._pending else None
+        here = ("backward_loss", self._timeline.microbatch)
+        if last is not None and (last.name, last.microbatch) == here:
+            self._pending.pop()
+
     def take_norm(self, norm: Any) -> None:
         """What clipping returned."""
         self._add(Signal("grad_norm", norm, self._clock(), self._timeline.microbatch))
@@ -197,10 +210,21 @@ class Losses:
             self._journal("update", optimizer=self._describe(number, optimizer, first))
         return number
 
-    def forget_optimizers(self) -> None:
-        """Others take over: their series go on with those of before."""
+    def forget_optimizers(self, *, is_new_model: bool) -> None:
+        """Others take over: their series go on with those of before. A loss of another model is no
+        course of the one before it: the journal says from which step on."""
         self._numbers.clear()
         self._kept.clear()
+        self._has_told_model = is_new_model and self._num_models < _MAX_MODELS
+        if self._has_told_model:
+            self._num_models += 1
+            self._journal("update", new_model_step=self._timeline.step)
+
+    def go_on_with_model(self) -> None:
+        """The one of before trains on: what was taken for another one trains beside it."""
+        if self._has_told_model:
+            self._has_told_model = False
+            self._journal("update", new_model_step=MISSING)
 
     def _describe(self, number: int, optimizer: Any, parameter: Any) -> dict[str, object]:
         models = (

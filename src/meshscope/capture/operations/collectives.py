@@ -103,9 +103,9 @@ class CollectiveTap:
         for name, method in METHODS.items():
             make = functools.partial(methods.make, name, method)
             self._replace(self._dist.ProcessGroup, name, make)
+        # Not around its constructor, whose warnings would name our file as the caller.
         wrapper = self._torch.nn.parallel.DistributedDataParallel
         for owner, name in (
-            (wrapper, "__init__"),
             (wrapper, "_pre_forward"),
             (self._dist, "_broadcast_coalesced"),
             (self._dist, "_verify_params_across_processes"),

@@ -184,7 +184,7 @@ class WaitTaps:
             if self._log.is_on:
                 try:
                     operations = self._follower.find(work)
-                    if operations is not None and not operations[0].has_future:
+                    if operations is not None:
                         self._future_taken(operations, work, future)
                 except Exception as error:  # noqa: BLE001 - the guard's
                     self._guard.caught("future", error)
@@ -198,6 +198,8 @@ class WaitTaps:
         if first.a >> 48 == _BACKWARD:  # a communication hook: the reducer waits, not the program
             for operation in operations:
                 operation.a |= OperationFlag.ENGINE << 24
+        if first.has_future:
+            return  # its end will be told already
         if not is_device:
             self._follower.add_callback(operations, future)
         elif first.a >> 24 & OperationFlag.ENGINE and self._follower.device is not None:

@@ -28,6 +28,8 @@ from meshscope.capture.steps.module_hook import (
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.taps import OptimizerTap, Tap
 
+_MAX_TRAINED = 100_000
+"""Parameters that are remembered before those that are gone are forgotten."""
 _MAX_OPTIMIZERS_HEARD = 5
 """Programs may make an optimizer per parameter."""
 
@@ -61,6 +63,8 @@ class Automatic:
         """Optimizers that train together, as far as the program has shown."""
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those of before, which have not stepped since others were made in mid-training."""
+        self._trained: dict[int, weakref.ref[Any]] = {}
+        """Parameters of all optimizers made so far, by id."""
         self._num_updates = 0
         """Up to when the last optimizer was made."""
         self._tapped_optimizers: set[type] = set()
@@ -71,6 +75,7 @@ class Automatic:
             guard,
             attach=self.attach_model,
             models=self._modules,
+            timed=self._timed,
             count_updates=lambda: steps.num_updates,
         )
         self.on_optimizer: Callable[[], None] | None = None
@@ -86,8 +91,11 @@ class Automatic:
         if self._taps:
             return
         torch, hooks = self._torch, self._hooks
-        self._tap(torch.autograd, "backward", hooks.backward_begins, hooks.backward_ends)
-        self._tap(torch.autograd, "grad", hooks.grad_begins, hooks.grad_ends)
+        raised = self._guard.protect("backward raised", hooks.backward_raised)
+        self._tap(
+            torch.autograd, "backward", hooks.backward_begins, hooks.backward_ends, raised=raised
+        )
+        self._tap(torch.autograd, "grad", hooks.grad_begins, hooks.grad_ends, raised=raised)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._tap(torch.nn.utils, name, hooks.clip_begins, hooks.clip_ends, wants_result=True)
         loader = getattr(torch.utils.data, "dataloader", None)
@@ -108,6 +116,7 @@ class Automatic:
         ends: Callable[..., Any],
         *,
         wants_result: bool = False,
+        raised: Callable[..., Any] | None = None,
     ) -> None:
         if owner is None or not hasattr(owner, attribute):
             self._note("tap", f"this torch has no {attribute} to watch; that phase is not timed")
@@ -115,7 +124,7 @@ class Automatic:
         if attribute != "backward":  # the hot one guards itself
             begins = self._guard.protect(f"{attribute} begin", begins)
             ends = self._guard.protect(f"{attribute} end", ends)
-        tap = Tap(owner, attribute, begins, ends, wants_result=wants_result)
+        tap = Tap(owner, attribute, begins, ends, wants_result=wants_result, raised=raised)
         self._taps.append(tap)
         tell = tell_script_compiler
         self._guard.run("script compiler", tell, self._torch, tap.original, tap.stand_in)
@@ -191,8 +200,13 @@ class Automatic:
         self._tap(self._torch.nn.Module, "compile", _first_argument, self._compiled_in_place)
 
     def _optimizer_made(self, optimizer: Any) -> None:
-        if self._made and self._steps.num_updates > self._num_updates:
-            self._replace_optimizers()
+        # Those of before may be gone already: a sweep deletes its model before it makes the next.
+        parameters = _list_parameters(optimizer)
+        if self._num_optimizers and self._steps.num_updates > self._num_updates:
+            self._replace_optimizers(is_new_model=not any(map(self._is_trained, parameters)))
+        self._trained |= {id(one): weakref.ref(one) for one in parameters}
+        if len(self._trained) > _MAX_TRAINED:
+            self._trained = {key: ref for key, ref in self._trained.items() if ref() is not None}
         self._num_updates = self._steps.num_updates
         self._made.add(optimizer)
         self._count_optimizer()
@@ -203,14 +217,18 @@ class Automatic:
             self._search.add_optimizer(optimizer)
             self._tap_optimizer(type(optimizer))
 
-    def _replace_optimizers(self) -> None:
+    def _is_trained(self, parameter: Any) -> bool:
+        known = self._trained.get(id(parameter))
+        return known is not None and known() is parameter
+
+    def _replace_optimizers(self, *, is_new_model: bool) -> None:
         """One that is made after others have stepped is taken to follow them: another fold, the
         next stage of a curriculum. Whose predecessor steps again trains beside it."""
         self._replaced.update(self._made)
         self._made.clear()
         self._num_optimizers = 0
         self._steps.forget_optimizers()
-        self._hooks.losses.forget_optimizers()
+        self._hooks.losses.forget_optimizers(is_new_model=is_new_model)
 
     def _meet_replaced(self, optimizer: Any) -> None:
         if optimizer in self._replaced:
@@ -218,6 +236,7 @@ class Automatic:
             self._replaced.clear()
             self._num_optimizers = len(self._made)
             self._steps.has_several = True
+            self._hooks.losses.go_on_with_model()
 
     def _tap_optimizer(self, kind: type) -> None:
         """Times all steps of a class, and of those that inherit its step."""
@@ -274,7 +293,14 @@ class Automatic:
         self._optimizers.clear()
         self._made.clear()
         self._replaced.clear()
+        self._trained.clear()
         self._watches_all_optimizers = False
+
+
+def _list_parameters(optimizer: Any) -> list[Any]:
+    """What an optimizer trains; nothing of one whose constructor raised."""
+    groups = optimizer.__dict__.get("param_groups", ())
+    return [one for group in groups for one in group["params"]]
 
 
 def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

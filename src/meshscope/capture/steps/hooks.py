@@ -20,7 +20,7 @@ from threading import get_ident
 from typing import Any
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.steps.step_inference import StepInference, wraps_training
+from meshscope.capture.steps.step_inference import StepInference, is_mapped, wraps_training
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.schema import BUILTIN_NAMES
 
@@ -62,6 +62,7 @@ class Hooks:
         "_is_grad_enabled",
         "_is_gradient",
         "_is_normalized",
+        "_list_transforms",
         "_loss_step",
         "_next_signals_ns",
         "_next_signals_step",
@@ -110,6 +111,9 @@ class Hooks:
         self.losses = losses
         self._is_grad_enabled = torch.is_grad_enabled
         self._tensor = torch.Tensor
+        functional = getattr(getattr(torch, "_C", None), "_functorch", None)
+        self._list_transforms = getattr(functional, "get_interpreter_stack", None)
+        """Transforms of torch.func that are going on; None for none."""
         self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
         self.is_evaluation: Callable[[Any], bool] | None = None
         """Whether what a loader's iterator gives next is for an evaluation."""
@@ -202,9 +206,9 @@ class Hooks:
             if (
                 self._forward_depth
                 or self._backward_depth
-                or (self._thread and get_ident() != self._thread)
                 or not self._is_grad_enabled()
                 or not (module.training or self._trains_in_eval_mode or wraps_training(module))
+                or (self._thread and get_ident() != self._thread and not self._moves_here())
             ):
                 self._unusual_forward_begins(now_ns)
                 return
@@ -246,6 +250,13 @@ class Hooks:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("forward begin", error)
+
+    def _moves_here(self) -> bool:
+        """Whether steps go on in this thread: executors give each to whichever is free. In a step
+        that is open, another thread's forward is a replica's."""
+        if not self._timeline.step_start_ns:
+            self._thread = get_ident()
+        return self._thread == get_ident()
 
     def _count_batch(self, module: Any, given: Any, kwargs: dict[str, Any]) -> None:
         """Samples and tokens of a batch that is no tensor, or that comes by keyword."""
@@ -405,8 +416,33 @@ class Hooks:
     def grad_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before `torch.autograd.grad`: of a penalty most often, and not of the loss."""
         self._is_gradient = True
-        self.backward_begins(args, kwargs)
+        if is_mapped(self._list_transforms):
+            # A tensor stands for many there: it hides their number and their values.
+            self._timeline.input_samples = self._timeline.input_tokens = 0
+            args = ()
+        elif not args:  # as the stages of torch's zero-bubble schedules call it
+            args = (kwargs.get("outputs"),)
+        self.backward_begins(args, {})
         self._is_gradient = False
+
+    def backward_raised(self, token: None) -> None:
+        """After a backward that raised: it was no microbatch, and its loss is nobody's."""
+        now_ns = self._clock()
+        self._backward_depth -= 1
+        if self._backward_depth:
+            return
+        timeline = self._timeline
+        timeline.abort_open(BACKWARD, now_ns)
+        self._num_forwards = 0
+        self._was_eval_with_grad = False
+        self._ends_after_backward = ()
+        if self._takes_signals:
+            self.losses.forget_loss()
+        elif len(self._recent) > timeline.microbatch:
+            self._recent.pop()
+            if self._older and self._older[-2] == timeline.step:
+                self._older.pop()
+                self._older.pop()
 
     def backward_ends(self, token: None) -> None:
         """After `torch.autograd.backward`."""
@@ -537,7 +573,7 @@ class Hooks:
         self._loss_step = -1
         if not self._takes_signals:
             self._rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
-            if has_several:
+            if self._steps.has_several:
                 kept = (self._recent, self._norm, self._rate)
                 self.losses.keep(optimizer, kept, self._timeline.current_step)
             return

@@ -49,14 +49,17 @@ class ModelSearch:
         *,
         attach: Callable[[Any], None],
         models: Any,
+        timed: Any,
         count_updates: Callable[[], int],
     ) -> None:
-        """`attach` times a module's calls; `models` holds those that are timed."""
+        """`attach` times a module's calls; `models` holds those that are timed, `timed` also what
+        they wrap."""
         self._torch = torch
         self._hooks = hooks
         self._caught = guard.caught
         self._attach = attach
         self._models = models
+        self._timed = timed
         self._count_updates = count_updates
         self._handles: list[Any] = []
         self._call_hook: Any = None
@@ -117,9 +120,17 @@ class ModelSearch:
     def meet_unseen_forward(self) -> None:
         """Backward came and no forward had been seen: look again."""
         open_now = [context for context, _ in find_compiled_calls()] if self._functions else []
-        for context, function in list(self._functions.items()):
-            function.is_forward |= function.makes_gradients or context in open_now
-            function.makes_gradients = False
+        functions = list(self._functions.items())
+        unread = [function for _, function in functions if function.unread_ns is not None]
+        # Torch before 2.13 does not keep results: what was called last made the loss,
+        # where backward does not come from inside a compiled function.
+        last = None
+        if unread and not open_now:
+            last = max(unread, key=lambda function: function.unread_ns or 0)
+        for context, function in functions:
+            made_loss = function.makes_gradients or function is last
+            function.is_forward |= made_loss or context in open_now
+            function.makes_gradients, function.unread_ns = False, None
         if self._reopenings_left:
             self._reopenings_left -= 1
             self._trusts_optimizers = self._trusts_optimizers and bool(self._models)
@@ -248,7 +259,8 @@ class ModelSearch:
                 hook = ModuleHook(self._compiled_called)
                 if parent not in self._unmet:
                     self._unmet[parent] = parent.register_forward_pre_hook(hook, with_kwargs=True)
-            elif child in self._models:  # a wrapper around what is known: it may be called now
+            elif child in self._models or child in self._timed:
+                # A wrapper around what is known, also one after another: it may be called now.
                 self._open()
         except Exception as error:  # noqa: BLE001 - the guard's: hooks of modules may not raise
             self._caught("model search", error)

@@ -10,6 +10,7 @@ While it looks at a module, these hooks are out.
 """
 
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from contextlib import nullcontext
 from functools import partial
@@ -73,7 +74,7 @@ class CompiledFunction:
     Hooks of modules called in such a function are traced away, and torch tells nobody of its calls.
     """
 
-    __slots__ = ("is_forward", "is_open", "makes_gradients", "on_time", "timed_by")
+    __slots__ = ("is_forward", "is_open", "makes_gradients", "on_time", "timed_by", "unread_ns")
 
     training = True
     """As of the module that it stands for: evaluation is known by gradients being off."""
@@ -90,6 +91,8 @@ class CompiledFunction:
         """Whether a forward pass is going on."""
         self.makes_gradients = False
         """Whether what it returned last can be called backward on."""
+        self.unread_ns: int | None = None
+        """When the last call ended whose result torch did not keep (before 2.13)."""
 
     def __call__(self) -> Callable[[], None]:
         """Before a call; what is returned is called after it."""
@@ -104,8 +107,13 @@ class CompiledFunction:
 
     def see_result(self) -> None:
         """After a call that is not timed."""
-        if not self.timed_by.is_inside_pass():
-            self.makes_gradients = _holds_gradients(_read_caller("result").get("result"))
+        if self.timed_by.is_inside_pass():
+            return
+        found = _read_caller("result")
+        if "result" in found:
+            self.makes_gradients = _holds_gradients(found["result"])
+        else:
+            self.unread_ns = time.monotonic_ns()
 
     def _forward_ends(self) -> None:
         self.end_forward(_read_caller("result").get("result"))

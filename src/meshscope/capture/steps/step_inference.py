@@ -10,6 +10,7 @@ or a batch is fetched. The record of a step is written at its first optimizer's 
 another one extends it, so a killed run misses nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.steps.timeline import Timeline
@@ -128,3 +129,9 @@ class StepInference:
 def wraps_training(module: Any) -> bool:
     """Whether what a module is put around trains: programs forget to tell the wrapper."""
     return any(part is not None and part.training for part in module._modules.values())
+
+
+def is_mapped(list_transforms: Callable[[], Any] | None) -> bool:
+    """Whether `torch.vmap` is going on: gradients are taken sample by sample."""
+    found = list_transforms() if list_transforms is not None else None
+    return any(one.key().name == "Vmap" for one in found or ())

@@ -27,17 +27,20 @@ class Tap:
         *,
         wants_result: bool,
         aliases: tuple[Any, ...] = (),
+        raised: Function | None = None,
     ) -> None:
         """`begins(args, kwargs)` runs before the function, `ends(token)` after it.
 
         The token is what `begins` returned. With `wants_result`, `ends(token, result)` is called
-        instead, with None as result when the function raised. Neither may raise: the caller
-        guards them. `aliases` hold the same function under the same name: all get one wrapper, so
-        that it can be pickled as the original could.
+        instead, with None as result when the function raised. `raised(token)` is called in place of
+        `ends(token)` after one that raised. None of them may raise: the caller guards them.
+        `aliases` hold the same function under the same name: all get one wrapper, so that it can be
+        pickled as the original could.
         """
         self._attribute = attribute
         self.original = getattr(owner, attribute)
         self._is_active = True
+        self._raised = raised or ends
         self.stand_in = (self._wrap_with_result if wants_result else self._wrap)(begins, ends)
         self._owners = [
             holder
@@ -48,7 +51,7 @@ class Tap:
             setattr(holder, attribute, self.stand_in)
 
     def _wrap(self, begins: Function, ends: Function) -> Function:
-        original = self.original
+        original, raised = self.original, self._raised
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -56,9 +59,12 @@ class Tap:
                 return original(*args, **kwargs)
             token = begins(args, kwargs)
             try:
-                return original(*args, **kwargs)
-            finally:
-                ends(token)
+                result = original(*args, **kwargs)
+            except BaseException:
+                raised(token)
+                raise
+            ends(token)
+            return result
 
         return tapped
 

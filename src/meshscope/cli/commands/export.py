@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from meshscope.capture.profiling.rank_choice import RankChoice
+from meshscope.cli.engine_option import engine_option
 from meshscope.cli.locate import has_traces, open_located, pick_attempt
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import say, tell_work
@@ -66,9 +67,9 @@ _MAX_JSON_ROWS = 400_000
     help="Where the table goes (default: standard output); without --table, a trace by its suffix: "
     ".pftrace, .perfetto-trace or .json.",
 )
-@click.option("--steps", metavar="TEXT", help="Steps of the trace: 10-20, 15, 10-.  [default: all]")
+@click.option("--steps", metavar="TEXT", help="Only these steps: 10-20, 15, 10-.  [default: all]")
 @click.option(
-    "--ranks", metavar="TEXT", help="Ranks of the trace: 0,3-5, stages, dp0.tp0.  [default: all]"
+    "--ranks", metavar="TEXT", help="Only these ranks: 0,3-5, stages, dp0.tp0.  [default: all]"
 )
 @click.option("--no-diagnosis", is_flag=True, help="Leave findings out of the trace.")
 @click.option(
@@ -77,6 +78,7 @@ _MAX_JSON_ROWS = 400_000
     type=click.IntRange(min=0),
     help="Which launch of the job, counted from 0.  [default: the last]",
 )
+@engine_option
 def command(
     *,
     run: Path,
@@ -120,11 +122,10 @@ def command(
     study = RunStudy(opened, attempt)
     chosen = None if ranks is None else _pick_ranks(attempt, ranks)
     if table is not None:
-        if asked_steps is not None or chosen is not None:
-            raise UsageError("--steps and --ranks choose parts of a trace; ask a table with sql")
         from meshscope.export.run_tables import write_table
 
-        _write_table(partial(write_table, study, table), table, output, format_)
+        write = partial(write_table, study, table, ranks=chosen, steps=asked_steps)
+        _write_table(write, table, output, format_)
     traces = ((perfetto, False), (chrome, True))
     for path, is_json in traces:
         if path is not None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from meshscope.cli.engine_option import engine_option
 from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document
 from meshscope.core.unavailable import known
@@ -24,6 +25,7 @@ from meshscope.store.remote.mirror import name_place
 @click.option("--search", "text", help="Only runs with these words in path, state or finding.")
 @click.option("--trend", is_flag=True, help="By job and start, each against the last good run.")
 @click.option("--no-index", is_flag=True, help="Read every run again; keep nothing.")
+@engine_option
 def command(
     *,
     folder: Path,

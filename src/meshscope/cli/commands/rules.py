@@ -68,8 +68,9 @@ def _find_rule(code: str, rules: Mapping[str, type[Rule]]) -> type[Rule]:
     by_name = {rule.name: rule for rule in rules.values()}
     rule = rules.get(code.upper()) or by_name.get(code.lower())
     if rule is None:
-        nearest = difflib.get_close_matches(code.upper(), rules, n=1, cutoff=0.0)
-        raise UsageError(f"there is no rule {code!r}; the nearest is {nearest[0]}")
+        nearest = difflib.get_close_matches(code.upper(), rules, n=1)
+        hint = f"the nearest is {nearest[0]}" if nearest else "`meshscope rules` lists all"
+        raise UsageError(f"there is no rule {code!r}; {hint}")
     return rule
 
 

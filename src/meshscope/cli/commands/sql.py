@@ -30,8 +30,10 @@ from meshscope.store.read.query import (
     QUERY_TABLES,
     RANK_COLUMNS,
     connect,
+    open_planner,
     shut_in,
 )
+from meshscope.store.read.query_plan import TableScans, plan_scans
 from meshscope.store.schema import TABLES
 
 _READING_STATEMENTS = {"SELECT"}
@@ -104,12 +106,11 @@ def command(
     max_bytes = _default_bytes() if limit_gib is None else math.ceil(limit_gib * (1 << 30))
     limits = _Limits(seconds=limit_seconds, max_bytes=max_bytes)
     with limits.explain():
-        con = connect(opened, attempt_index, tables=tables, max_bytes=max_bytes)
+        is_of_traces = any(word.startswith("trace_") for word in words)
+        scans = None if is_of_traces else _plan_query(query, limits, may_read_files=allow_files)
+        con = connect(opened, attempt_index, tables=tables, scans=scans, max_bytes=max_bytes)
         _add_trace_tables(con, run, words)
-        if allow_files:
-            con.execute("SET autoinstall_known_extensions = false")
-        else:
-            shut_in(con)
+        _confine(con, may_read_files=allow_files)
         names, rows = _run_query(con, query, limits)
     if as_json:
         plain = (dict(zip(names, map(_as_json, row), strict=True)) for row in rows)
@@ -200,7 +201,23 @@ class _Limits:
         )
 
 
-def _run_query(con: Any, query: str, limits: _Limits) -> tuple[list[str], list[tuple[Any, ...]]]:
+def _confine(con: Any, *, may_read_files: bool) -> None:
+    if may_read_files:
+        con.execute("SET autoinstall_known_extensions = false")
+    else:
+        shut_in(con)
+
+
+def _plan_query(query: str, limits: _Limits, *, may_read_files: bool) -> dict[str, TableScans]:
+    """What is to be read of the run; a query that is wrong is refused before anything is."""
+    with open_planner() as con:
+        _confine(con, may_read_files=may_read_files)
+        _check_reads_only(con, query)
+        with limits.watch(con):
+            return plan_scans(con, query)
+
+
+def _check_reads_only(con: Any, query: str) -> None:
     statements = con.extract_statements(query)
     kinds = {statement.type.name for statement in statements}
     if not kinds:
@@ -211,6 +228,10 @@ def _run_query(con: Any, query: str, limits: _Limits) -> tuple[list[str], list[t
             f"{others} is not a query, and meshscope sql only reads; use --csv or --json to "
             "save a result"
         )
+
+
+def _run_query(con: Any, query: str, limits: _Limits) -> tuple[list[str], list[tuple[Any, ...]]]:
+    _check_reads_only(con, query)
     rows: list[tuple[Any, ...]] = []
     with limits.watch(con):
         result = con.execute(query)

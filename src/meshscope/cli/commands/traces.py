@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshscope.cli.engine_option import engine_option
+from meshscope.cli.numpy_loading import load_numpy
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import choose_screen, show_document
 from meshscope.core.layout import Layout, check_layout
@@ -107,6 +108,7 @@ def command(
     # What is read is columns and their rows, which hold no cycles: there is little to collect.
     context.call_on_close(partial(gc.set_threshold, *gc.get_threshold()))
     gc.set_threshold(_OBJECTS_A_COLLECTION)
+    load_numpy()
     if flame is not None:
         _write_flame(flame, flame_by, paths)
         return

@@ -111,5 +111,5 @@ def _to_number(raw: object) -> float | None:
 
 
 def _suggest(name: str, known: Mapping[str, Threshold]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"; the nearest is {nearest[0]!r}" if nearest else ""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest is {nearest[0]!r}" if nearest else "; `meshscope rules CODE` lists them"

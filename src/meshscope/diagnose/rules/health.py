@@ -429,7 +429,8 @@ class Desynchronised(Rule):
     How it is measured: operations are matched by group and sequence number, and each side's kind,
     size, dtype and root are compared.
 
-    What to change: find the branch of the program that ranks take differently at that step.
+    What to change: find the branch of the program that ranks take differently at that step; where
+    two threads use one group, give each a group of its own.
 
     When it is wrong: if one rank's recorder missed an operation without noticing. Recorders that
     began later are recognised and shifted.
@@ -463,7 +464,8 @@ class Desynchronised(Rule):
                     *(Evidence(name="side", value=side) for side in sides),
                 ),
                 change="Make all ranks call the same operations in the same order; look for a "
-                "branch on rank, data or loss at that step.",
+                "branch on rank, data or loss at that step, and for two threads that use one group "
+                "(a checkpoint written beside training, say): give each its own.",
                 gain=_NO_TIME_LOST,
             )
 

@@ -157,7 +157,7 @@ def _name_places(lost: Sequence[_Lost]) -> str:
     places = list(dict.fromkeys(one.place for one in lost))
     if len(places) == 1:
         name = places[0].name
-        return name if name.startswith(("in ", "between ")) else f"in {name}"
+        return name if name.startswith(("outside ", "between ")) else f"in {name}"
     names = [f"in {place.phase or 'no phase'}" for place in places]
     return f"{' and '.join(names)}, {BETWEEN_STEPS}"
 

@@ -82,6 +82,9 @@ _SKEW_FULL_RATIO = Threshold(
     meaning="share of its memory that the rank must use for a skew to limit the job",
 )
 
+_MAX_FORECAST_RATIO = 100.0
+"""Of the steps in which memory was seen to grow: a forecast beyond is no reason for CRITICAL."""
+_UNCERTAIN = "; the lower end of its pace is nearly level, as of caches and pools that fill"
 NOT_TIME = Unavailable("memory costs no time until it runs out")
 
 
@@ -89,7 +92,8 @@ class MemoryLeak(Rule):
     """Memory grows with every step, and will run out.
 
     What it finds: ranks whose resident set, or whose allocation on the device, grows all the time
-    by at least `leak_min_rise_bytes` over the run.
+    by at least `leak_min_rise_bytes` over the run. LOW where the lower end of the pace's interval
+    gives less.
 
     Why it matters: the job ends when memory does, hours or days later, and the work since the last
     checkpoint is lost.
@@ -145,12 +149,14 @@ class MemoryLeak(Rule):
         place = ranks[0].place
         per_step = sum(growth.per_step for growth in growths)
         worst_p = max(growth.p_value for growth in growths) * len(context.study.attempt.ranks)
+        least = context.thresholds[_MIN_LEAK_BYTES]
+        is_certain = all(_find_least_rise(growth) >= least for growth in growths)
         what = "process" if place is Place.HOST else "device"
         together = " together" if len(ranks) > 1 else ""
         return Finding(
             code=self.code,
             title=f"{what} memory of {name_ranks(numbers)} grows with every step",
-            severity=self._grade(context, forecast),
+            severity=self._grade(context, forecast, growths) if is_certain else Severity.LOW,
             summary=f"{name_ranks(numbers).capitalize()} {be(numbers)} growing by "
             f"{memory(per_step)} a step{together}, {memory(sum(g.rise for g in growths))} over "
             f"the {plural(growths[0].last_step - growths[0].first_step, 'step')} analysed"
@@ -178,10 +184,11 @@ class MemoryLeak(Rule):
                 *_forecast_evidence(forecast),
             ),
             confidence=Confidence(
-                level=ConfidenceLevel.HIGH,
+                level=ConfidenceLevel.HIGH if is_certain else ConfidenceLevel.LOW,
                 text=f"{p_value(min(1.0, worst_p))} for growth within windows of the run, "
                 f"{plural(growths[0].num_samples, 'sample')}, "
-                f"over {plural(len(context.study.attempt.ranks), 'rank')}",
+                f"over {plural(len(context.study.attempt.ranks), 'rank')}"
+                f"{'' if is_certain else _UNCERTAIN}",
                 p_value=min(1.0, worst_p),
             ),
             change="Find what is kept from step to step: tensors with their graphs in lists of "
@@ -195,13 +202,22 @@ class MemoryLeak(Rule):
         found = context.study.attempt.ranks
         return any(found[one.rank].exception is not None for one in ranks)
 
-    def _grade(self, context: Context, forecast: Forecast | Unavailable) -> Severity:
+    def _grade(
+        self, context: Context, forecast: Forecast | Unavailable, growths: list[Growth]
+    ) -> Severity:
         if isinstance(forecast, Unavailable) or isinstance(forecast.seconds, Unavailable):
             return Severity.HIGH
-        if forecast.seconds <= context.thresholds[_LEAK_CRITICAL_S]:
+        num_seen = max(growth.last_step - growth.first_step for growth in growths)
+        is_far = forecast.num_steps > _MAX_FORECAST_RATIO * num_seen
+        if forecast.seconds <= context.thresholds[_LEAK_CRITICAL_S] and not is_far:
             return Severity.CRITICAL
         is_near = forecast.seconds <= context.thresholds[_LEAK_HIGH_S]
         return Severity.HIGH if is_near else Severity.MEDIUM
+
+
+def _find_least_rise(growth: Growth) -> float:
+    """What it grew by at least, by the lower end of its pace's interval."""
+    return growth.per_step_low * (growth.last_step - growth.first_step)
 
 
 def _describe_forecast(forecast: Forecast | Unavailable) -> str:

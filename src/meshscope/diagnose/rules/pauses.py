@@ -9,6 +9,7 @@ from meshscope.analyze.timeline.gc_collections import Collections
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import known, need
 from meshscope.core.verdict.thresholds import Threshold
+from meshscope.diagnose.collected import MAX_MORE_RATIO, remove_collections
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -30,9 +31,8 @@ _MIN_PAUSES_RATIO = Threshold(
 _MIN_PAUSES_COUNT = Threshold(
     name="pauses_min_count", default=5, meaning="pauses below which nothing is reported"
 )
-_EXPLAINED_RATIO = 1 / 3
-"""A collection that takes this share of a pause explains all of it: the code that left so much
-garbage ran just before, and to make objects takes about as long as to collect them."""
+_EXPLAINED_RATIO = 1 / (1 + MAX_MORE_RATIO)
+"""A collection that takes this share of a pause explains all of it."""
 _MAIN_RANK_RATIO = 0.2
 """Share of the largest loss from which another rank is named too."""
 _MAIN_PHASE_RATIO = 0.5
@@ -49,8 +49,9 @@ class GarbageCollectionRule(Rule):
     pays for the pauses of every rank.
 
     How it is measured: the recorder writes collections of 0.2 ms and more. Their part in pieces of
-    work is removed and the run is replayed. If a collection is at least a third of a pause, the
-    whole pause is removed: its garbage was made there.
+    work is removed and the run is replayed, with what other work of these steps and the next ones
+    takes beyond its usual in steps without collections, up to twice as much as the collections: to
+    make the garbage, cold caches, ranks that collect at once and wait for a core.
 
     What to change: `gc.disable()` (or `gc.freeze()` after start-up) and `gc.collect()` on all ranks
     at the same step, every few hundred steps; make less garbage in the loop.
@@ -136,14 +137,7 @@ def _describe_collections(
     context: Context,
     lost_ratio: float,
 ) -> Finding:
-    pauses, inside = known(context.study.pauses), known(context.study.collected_ns)
-    rest = np.zeros_like(collected)
-    if pauses is not None and inside is not None:
-        explained = _is_explained(pauses.excess_ns, inside)
-        rest = np.where(explained, np.maximum(pauses.excess_ns - inside, 0.0), 0.0)
-    edit = remove_pauses(
-        timeline, rest, collected_ns=collections.lost_ns, name="without collections"
-    )
+    edit, more_ns = remove_collections(timeline, collections)
     gain = context.price_edit(edit)
     ranks = _choose_ranks(timeline.ranks, collected.sum(axis=0))
     number = sum(collections.num_collections.get(rank, 0) for rank in ranks)
@@ -161,6 +155,9 @@ def _describe_collections(
         evidence=(
             Evidence(name="collections", value=number),
             Evidence(name="most in one step", value=longest_ns, unit="ns"),
+            Evidence(
+                name="other work that is longer with them, per step", value=more_ns, unit="ns"
+            ),
             Evidence(name="share of time, worst rank of each step", value=lost_ratio, unit="ratio"),
         ),
         change="Call gc.disable() after start-up, and gc.collect() on all ranks at the same step; "

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, TraceEvents, Track
+from meshscope.store.read.arrays import find_true
 
 _ASCEND_DEVICE = "Ascend Hardware"
 _ASCEND_COLLECTIVES = ("Communication", "HCCL")
@@ -46,7 +47,7 @@ def adopt_tracks(events: TraceEvents, tracks: Sequence[Track]) -> TraceEvents:
     category, stream = events.category.copy(), events.stream.copy()
     device = events.device.copy()
     for line in found:
-        rows = np.flatnonzero((events.track == line.track) & (category == Category.OTHER))
+        rows = find_true((events.track == line.track) & (category == int(Category.OTHER)))
         if line.is_nested:
             rows = rows[_is_innermost(events, rows)]
         category[rows] = Category.KERNEL
@@ -115,13 +116,15 @@ def split_devices(events: TraceEvents, tracks: Sequence[Track]) -> tuple[TraceEv
 
     A profiler gives each device a process. Two with one number are traces of two ranks, put
     together into a file."""
-    is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
-    rows = np.flatnonzero(is_work & (events.device >= 0))
+    is_work = (events.category >= int(Category.KERNEL)) & (events.category <= int(Category.MEMSET))
+    rows = find_true(is_work & (events.device >= 0))
     number_of = {track.process: index for index, track in enumerate(tracks)}
     process_of = np.array([number_of[track.process] for track in tracks], dtype=np.int64)
     # Few lines have device work: pairs of line and device come before those of process and device.
-    keys = np.unique(events.track[rows].astype(np.int64) << 16 | events.device[rows])
-    pairs = sorted({(key & 0xFFFF, int(process_of[key >> 16])) for key in keys.tolist()})
+    keys = events.track.take(rows).astype(np.int64) << 16 | events.device.take(rows)
+    is_other = keys[1:] != keys[:-1]  # most are as the one before
+    keys = np.append(keys[:1], keys[1:][is_other])
+    pairs = sorted({(key & 0xFFFF, int(process_of[key >> 16])) for key in np.unique(keys).tolist()})
     numbers = [device for device, _ in pairs]
     if len(set(numbers)) == len(numbers):
         return events, []

@@ -17,7 +17,6 @@ from meshscope.ingest.compressed import ByteStream
 from meshscope.ingest.file_kinds import describe_beginning, describe_fields
 from meshscope.ingest.kineto.foreign_tracks import adopt_tracks, split_devices
 from meshscope.ingest.kineto.native_scanner import NativeScanner
-from meshscope.ingest.kineto.python_scanner import PythonScanner
 from meshscope.ingest.kineto.scan import KEYS, MISSING, TEXT_IDENTITY, ScanError, Scanner, ScanState
 from meshscope.ingest.kineto.trace_batches import TraceBatches
 from meshscope.ingest.kineto.trace_columns import (
@@ -52,6 +51,8 @@ def make_scanner(*, with_python: bool = False, use_native: bool | None = None) -
         raise TraceError(
             "the compiled scanner is not there: install meshscope where a C compiler is"
         )
+    from meshscope.ingest.kineto.python_scanner import PythonScanner
+
     return PythonScanner()
 
 

@@ -29,7 +29,6 @@ from meshscope.ingest.kineto.trace_columns import (
     TraceEvents,
 )
 from meshscope.ingest.native import NUM_LOOKED
-from meshscope.store.read.arrays import Int64s
 
 (
     _STATE,
@@ -191,12 +190,16 @@ class NativeScanner:
             tracks=list(zip(tracks[::2], tracks[1::2], strict=True)),
         )
 
-    def put_in_order(self, order: Int64s) -> None:
-        """Puts complete events, and what `columns` gave of them, into this order, and frees all
-        else: it can neither be fed nor asked for symbols any more."""
+    def put_in_order(self) -> ScanColumns:
+        """All else is freed, with what `columns` gave before: it can neither be fed nor asked for
+        symbols any more."""
+        found = self._found
+        begin_ns = self._keep(found[_COLUMN_BEGIN], int(found[_NUM_COLUMNS]), np.int64)
+        order = begin_ns.argsort(kind="stable")
         if self._library.scanner_order(self._handle, order.ctypes.data):
             raise MemoryError("no memory to sort a trace's events")
         self._read_state()
+        return self.columns()
 
     def _keep(self, address: np.int64, num: int, dtype: type[Any]) -> npt.NDArray[Any]:
         return _look_at(address, num, dtype, owner=self)

@@ -25,7 +25,6 @@ from meshscope.ingest.kineto.scan import (
     ScanState,
     ValueType,
 )
-from meshscope.store.read.arrays import Int64s
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
 """A whole string, a bracket, or the quote of a string that is cut off."""
@@ -126,8 +125,8 @@ class PythonScanner:
     def columns(self) -> None:
         """Complete events are in the batches."""
 
-    def put_in_order(self, order: Int64s) -> None:
-        """There are no columns."""
+    def put_in_order(self) -> None:
+        """There are none."""
 
     def symbols(self) -> list[bytes]:
         return list(self._symbol_ids)
@@ -284,13 +283,13 @@ class PythonScanner:
         if raw is None:
             return MISSING
         kind, value = self._read_value(bytes(raw))
-        if kind == ValueType.STRING:
+        if kind == int(ValueType.STRING):
             return TEXT_IDENTITY + value
-        if kind == ValueType.FLOAT:
+        if kind == int(ValueType.FLOAT):
             number = float(bytes(raw))
             is_whole = abs(number) < _MAX_WHOLE_FLOAT and number.is_integer()
             return int(number) if is_whole else MISSING
-        return value if kind == ValueType.INT else MISSING
+        return value if kind == int(ValueType.INT) else MISSING
 
     def _time(self, raw: _Raw | None) -> int:
         return MISSING if raw is None else read_time_ns(bytes(raw))

@@ -176,8 +176,9 @@ class Scanner(Protocol):
         """All complete events so far, if the scanner takes them apart itself: the compiled one
         does. They are its own memory, which it changes when it is fed."""
 
-    def put_in_order(self, order: Int64s) -> None:
-        """Sorts what `columns` gave, in place; nothing else can be asked of the scanner then."""
+    def put_in_order(self) -> ScanColumns | None:
+        """What `columns` gives, in order of begin; the scanner, and what it gave before, is of no
+        use then."""
 
     def symbols(self) -> list[bytes]:
         """All texts so far, as they stand between their quotes."""

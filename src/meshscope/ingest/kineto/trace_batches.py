@@ -30,7 +30,7 @@ from meshscope.ingest.kineto.trace_columns import (
     TraceEvents,
     TraceMemory,
 )
-from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.arrays import Bools, Int64s, find_true
 
 _MODULE_PREFIX = b"nn.Module: "
 _DENSE_KEYS = np.arange(len(DENSE_KEYS))
@@ -114,7 +114,7 @@ class TraceBatches:
             self._take_metadata(batch, is_metadata, symbols)
         is_pair = (batch.phase == _PHASE_B) | (batch.phase == _PHASE_E)
         if is_pair.any():
-            self._take_pairs(batch, np.flatnonzero(is_pair))
+            self._take_pairs(batch, find_true(is_pair))
         is_moment = batch.phase == _PHASE_I
         if is_moment.any():
             self._take_memory(batch, is_moment)
@@ -125,16 +125,16 @@ class TraceBatches:
         """What allocators say; other moments are left out."""
         is_named = np.isin(batch.name, list(self._memory_names))
         is_memory = is_moment & is_named & (batch.ts_ns != MISSING)
-        rows = np.flatnonzero(is_memory)
+        rows = find_true(is_memory)
         self.num_skipped += int(np.count_nonzero(is_moment)) - len(rows)
         if not len(rows):
             return
         place = np.full(len(batch), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
-        is_said = (batch.argument_type == ValueType.INT) & is_memory[batch.argument_event]
+        is_said = (batch.argument_type == int(ValueType.INT)) & is_memory[batch.argument_event]
         found = {"time_ns": batch.ts_ns[rows]}
         for column, key in _MEMORY_KEYS.items():
-            picked = np.flatnonzero(is_said & (batch.argument_key == KEYS.index(key)))
+            picked = find_true(is_said & (batch.argument_key == KEYS.index(key)))
             found[column] = np.full(len(rows), NO_VALUE, dtype=np.int64)
             found[column][place[batch.argument_event[picked]]] = batch.argument_value[picked]
         self._memory.append(found)
@@ -164,10 +164,10 @@ class TraceBatches:
         category = self._categorise(batch)
         is_kept = is_complete & is_timed
         if not self._with_python:
-            is_python = category == Category.PYTHON
+            is_python = category == int(Category.PYTHON)
             self.num_skipped += int(np.count_nonzero(is_kept & is_python))
             is_kept &= ~is_python
-        rows = np.flatnonzero(is_kept)
+        rows = find_true(is_kept)
         dense = _dense_arguments(batch)
         self._parts.append(
             {
@@ -189,7 +189,7 @@ class TraceBatches:
         category_of = np.array([*self._category_of, Category.OTHER], dtype=np.uint8)
         category = category_of[batch.category]
         is_module = np.array([*self._is_module, False])[batch.name]
-        category[(category == Category.PYTHON) & is_module] = Category.MODULE
+        category[(category == int(Category.PYTHON)) & is_module] = Category.MODULE
         return category
 
     def _number_tracks(self, pid: Int64s, tid: Int64s) -> npt.NDArray[np.int32]:
@@ -210,7 +210,7 @@ class TraceBatches:
     def _take_arguments(self, batch: ScanBatch, is_kept: npt.NDArray[np.bool_]) -> None:
         new_index = np.cumsum(is_kept) - 1 + self._num_events
         is_wanted = batch.argument_key >= FIRST_KEPT_KEY
-        rows = np.flatnonzero(is_wanted & is_kept[batch.argument_event])
+        rows = find_true(is_wanted & is_kept[batch.argument_event])
         if not len(rows):
             return
         self._argument_parts.append(
@@ -226,12 +226,12 @@ class TraceBatches:
         self, batch: ScanBatch, is_metadata: npt.NDArray[np.bool_], symbols: list[bytes]
     ) -> None:
         """The last name given stands. Some traces name their processes 100,000 times."""
-        is_text = batch.argument_type == ValueType.STRING
+        is_text = batch.argument_type == int(ValueType.STRING)
         for index in np.unique(batch.name[is_metadata]).tolist():
             kind = symbols[index] if index >= 0 else b""
             if kind not in _METADATA_KEYS:
                 continue
-            rows = np.flatnonzero(is_text & (batch.argument_key == _METADATA_KEYS[kind]))
+            rows = find_true(is_text & (batch.argument_key == _METADATA_KEYS[kind]))
             events = batch.argument_event[rows]
             is_own = is_metadata[events] & (batch.name[events] == index)
             texts = batch.argument_value[rows[is_own]].tolist()
@@ -280,11 +280,10 @@ class TraceBatches:
     def join(self, scanner: Scanner) -> tuple[TraceEvents, TraceArguments]:
         """All events in order of begin. Nothing can be asked of the scanner then."""
         self.num_incomplete += sum(len(stack) for stack in self._open.values())
-        columns = scanner.columns()
+        columns = scanner.columns() if self._pairs else scanner.put_in_order()
         if columns is not None:
             self._tracks = {track: number for number, track in enumerate(columns.tracks)}
             if not self._pairs:
-                scanner.put_in_order(_find_order(columns.events.begin_ns))
                 return columns.events, columns.arguments
             self._num_events = len(columns.events)
             self._parts.append(_as_columns(columns.events))
@@ -381,11 +380,11 @@ def _complete_batch(found: list[tuple[int, ...]], arguments: list[tuple[int, ...
 def _dense_arguments(batch: ScanBatch) -> dict[str, Int64s]:
     """One value per event for what nearly every event has."""
     found = {}
-    is_int = batch.argument_type == ValueType.INT
+    is_int = batch.argument_type == int(ValueType.INT)
     value = _whole_floats(batch, is_int)
     for name in DENSE_KEYS:
         values = np.full(len(batch), NO_VALUE, dtype=np.int64)
-        rows = np.flatnonzero(is_int & (batch.argument_key == KEYS.index(name)))
+        rows = find_true(is_int & (batch.argument_key == KEYS.index(name)))
         limit = {"stream": 1 << 31, "device": 1 << 15}.get(name, 1 << 62)
         number = value[rows]
         is_fitting = (number >= -limit) & (number < limit)
@@ -396,7 +395,7 @@ def _dense_arguments(batch: ScanBatch) -> dict[str, Int64s]:
 
 def _whole_floats(batch: ScanBatch, is_int: npt.NDArray[np.bool_]) -> Int64s:
     """The values, where `7.0` is 7, as tables write ids again; marks those in `is_int`."""
-    rows = np.flatnonzero(batch.argument_type == ValueType.FLOAT)
+    rows = find_true(batch.argument_type == int(ValueType.FLOAT))
     rows = rows[np.isin(batch.argument_key[rows], _DENSE_KEYS)]
     if not len(rows):
         return batch.argument_value

@@ -7,8 +7,6 @@ from pathlib import Path
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto.trace_cache import SUFFIX
 from meshscope.store.read.files import exists, find_files, is_folder, list_folders
-from meshscope.store.read.run import has_ranks
-from meshscope.store.read.run_folders import MAX_DEPTH
 
 _TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
@@ -45,6 +43,10 @@ def find_trace_folders(folder: Path) -> list[Path]:
 
     What is below a run belongs to it. Other JSON may be anything, and is not looked at.
     """
+    # A trace itself needs no reader of runs.
+    from meshscope.store.read.run import has_ranks
+    from meshscope.store.read.run_folders import MAX_DEPTH
+
     found: list[Path] = []
     pending = [(folder, 0)]
     while pending:

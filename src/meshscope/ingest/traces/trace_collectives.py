@@ -25,10 +25,15 @@ from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_axes import AxisNamer, NamedGroup, find_rank
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work, name_kind
 from meshscope.ingest.traces.trace_messages import POINT_TO_POINT, find_batches
-from meshscope.ingest.traces.trace_spans import find_ends, read_arguments
+from meshscope.ingest.traces.trace_spans import (
+    find_ends,
+    find_innermost,
+    find_named,
+    read_arguments,
+)
 from meshscope.ingest.traces.trace_steps import Places, TraceSteps
 from meshscope.numerics.intervals import Intervals
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 DTYPE_BYTES = {
     "Float": 4,
@@ -62,6 +67,7 @@ HOST_TYPE_BYTES = {
 """Types as operators' arguments name them."""
 _MAX_ELEMENTS = 1 << 48
 _WORD = re.compile(r"[A-Za-z0-9_]+")
+_HOST_MESSAGE = re.compile(r"c10d::(?:send|recv_)$")
 _TEXTS = (
     "Collective name",
     "dtype",
@@ -147,7 +153,7 @@ def list_collectives(
     `step_of` is the place of each event's step in `steps`.
     """
     events = trace.events
-    picked = rows[classes.work[rows] == Work.COMMUNICATION]
+    picked = rows[classes.work[rows] == int(Work.COMMUNICATION)]
     begin, end = events.begin_ns[picked], find_ends(trace, picked)
     exposed = (end - begin) - compute.within(begin, end)
     numbers: list[int | None] = [None] * len(picked)
@@ -335,9 +341,9 @@ class _Facts:
 
 def _other_work(trace: Trace, picked: Int64s) -> Int64s:
     category = trace.events.category
-    is_work = (category >= Category.KERNEL) & (category <= Category.MEMSET)
+    is_work = (category >= int(Category.KERNEL)) & (category <= int(Category.MEMSET))
     is_work[picked] = False
-    return np.flatnonzero(is_work)
+    return find_true(is_work)
 
 
 def _lend(own: Int64s, lent: Int64s) -> list[int]:
@@ -372,8 +378,9 @@ def list_host_collectives(
     rank = None if isinstance(known, Unavailable) else known
     sizes: dict[tuple[int, int, str], int | Unavailable] = {}
     found = []
-    for row, exposed, step, shapes, types in zip(
+    for row, peer, exposed, step, shapes, types in zip(
         rows.tolist(),
+        _find_peers(trace, rows),
         exposed_ns.tolist(),
         step_of,
         said["Input Dims"].tolist(),
@@ -402,19 +409,46 @@ def list_host_collectives(
                 axis=group.axis,
                 axis_source=group.axis_source,
                 step=step,
-                messages=_host_messages(name, kind, rank, group),
+                messages=_host_messages(name, kind, rank, group, peer),
             )
         )
     return tuple(found)
 
 
 def _host_messages(
-    name: str, kind: str, rank: int | None, group: NamedGroup
+    name: str, kind: str, rank: int | None, group: NamedGroup, peer_place: int
 ) -> tuple[tuple[int, int], ...]:
-    if kind != POINT_TO_POINT or rank is None or len(group.ranks) != 2 or rank not in group.ranks:
+    """`peer_place` is the other's place in the group, -1 where the call does not say."""
+    if kind != POINT_TO_POINT or rank is None or rank not in group.ranks:
         return ()
-    (peer,) = (other for other in group.ranks if other != rank)
+    others = [other for other in group.ranks if other != rank]
+    if 0 <= peer_place < len(group.ranks):
+        peer = group.ranks[peer_place]
+    elif len(others) == 1:
+        peer = others[0]
+    else:
+        return ()
     return ((rank, peer),) if "send" in name else ((peer, rank),)
+
+
+def _find_peers(trace: Trace, rows: Int64s) -> list[int]:
+    """Of gloo's messages whom torch's call for each names, by place in the group; -1 without one:
+    values are recorded with shapes only."""
+    calls = find_named(trace, _HOST_MESSAGE.match, Category.CPU_OP)
+    asked = find_innermost(trace, calls, rows)
+    (said,) = read_arguments(trace, asked, ("Concrete Inputs",), ()).text.values()
+    read = {place: _read_peer(trace.strings[place]) for place in set(said.tolist()) if place >= 0}
+    return [read.get(place, -1) for place in said.tolist()]
+
+
+def _read_peer(text: str) -> int:
+    """Of `["", "", "1", "0"]`: tensors, group, peer, tag."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return -1
+    peer = values[2] if isinstance(values, list) and len(values) > 2 else ""
+    return int(peer) if isinstance(peer, str) and peer.isdecimal() and len(peer) < 10 else -1
 
 
 def _host_size(shapes: str, types: str, kind: str, group_size: int) -> int | Unavailable:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_collectives import TraceCollective
 from meshscope.numerics.intervals import Intervals
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int64s, find_true
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def tabulate_axes(
 
     With a window, of each only what is in it; it is counted where it begins.
     """
-    places = np.arange(len(columns)) if picked is None else np.flatnonzero(picked)
+    places = np.arange(len(columns)) if picked is None else find_true(picked)
     if not len(places):
         return ()
     begin, end = columns.begin_ns[places], columns.end_ns[places]

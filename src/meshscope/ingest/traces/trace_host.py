@@ -30,17 +30,21 @@ from meshscope.ingest.traces.trace_communication import (
     as_columns,
     tabulate_axes,
 )
-from meshscope.ingest.traces.trace_kernels import name_has
+from meshscope.ingest.traces.trace_kernels import has_any, name_has
 from meshscope.ingest.traces.trace_spans import (
+    AT_ONCE,
     find_ends,
+    find_named,
     find_parents,
+    find_rows,
+    mark_names,
     number_rows,
     read_arguments,
     unite_events,
 )
 from meshscope.ingest.traces.trace_steps import TraceSteps
 from meshscope.numerics.intervals import Intervals, join, subtract
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int64s, find_true
 
 CALLS = (
     "c10d::", "gloo:", "nccl:", "record_param_comms", "xccl:", "rccl:", "mpi:", "ucc:", "hccl:",
@@ -49,6 +53,7 @@ LOADING = ("enumerate(dataloader)",)
 OPTIMIZING = ("optimizer.step#", "optimizer.zero_grad#")
 GLOO = ("gloo:", "mpi:", "ucc:")
 """Calls that are the collective itself, not the asking for one."""
+_HOST = (Category.CPU_OP, Category.ANNOTATION)
 ASKING = ("host", "call")
 """Axis and kind under which calls are listed that ask for a collective."""
 
@@ -146,23 +151,20 @@ def summarize_host(
     trace: Trace, steps: TraceSteps, namer: AxisNamer, *, has_device: bool
 ) -> HostSummary:
     """The host of one trace; where there is a device, only the times."""
-    events = trace.events
-    operators = np.flatnonzero(events.category == Category.CPU_OP)
-    annotations = np.flatnonzero(events.category == Category.ANNOTATION)
-    host = np.concatenate([operators, annotations])
-    is_call = name_has(trace, host, *CALLS)
-    calls = host[is_call]
-    parts = _divide(trace, steps, host, calls, operators)
-    begin = int(events.begin_ns[host].min()) if len(host) else 0
-    end = int(find_ends(trace, host).max()) if len(host) else 0
+    calls = find_named(trace, has_any(*CALLS), *_HOST)
+    main = _find_main(trace, steps)
+    asking = calls[(trace.events.track[calls] == main) & ~name_has(trace, calls, *GLOO)]
+    operators = _pass_through(trace, main, asking)
+    parts = _divide(trace, main, calls, asking, operators)
+    begin, end = _find_edges(trace, operators.ran)
     collectives: tuple[TraceCollective, ...] = ()
     if not has_device:
-        collectives = _list_calls(trace, steps, annotations, parts, namer)
+        collectives = _list_calls(trace, steps, parts, namer)
     columns = _with_calls(trace, as_columns(collectives), () if has_device else calls)
     hidden = subtract(parts.communication, parts.exposed)
     return HostSummary(
         total_ns=end - begin,
-        operator_ns=unite_events(trace, operators).total_ns,
+        operator_ns=operators.ran.total_ns,
         communication_ns=parts.communication.total_ns,
         time=parts.measure(begin, end),
         steps=tuple(
@@ -175,7 +177,7 @@ def summarize_host(
                 steps.number.tolist(), steps.begin_ns.tolist(), steps.end_ns.tolist(), strict=True
             )
         ),
-        operators=() if has_device else _tabulate(trace, operators),
+        operators=() if has_device else _tabulate(trace, find_rows(trace, Category.CPU_OP)),
         collectives=collectives,
         communication=tabulate_axes(columns, hidden),
         exposed_spans=()
@@ -205,23 +207,73 @@ def _with_calls(
     )
 
 
-def _divide(
-    trace: Trace, steps: TraceSteps, host: Int64s, calls: Int64s, operators: Int64s
-) -> _Parts:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Operators:
+    """When operators ran."""
+
+    ran: Intervals
+    """Any, on any thread."""
+    closed: Intervals
+    """On the main thread, such as ask for no collective, and in which no call for one begins."""
+    opened: Intervals
+    """Such in which one does."""
+
+
+def _pass_through(trace: Trace, main: int, asking: Int64s) -> _Operators:
+    """Operators are most of a trace: some are looked at a time."""
     events = trace.events
-    main = _find_main(trace, steps, host, operators)
-    own = host[events.track[host] == main]
+    is_call_name = mark_names(trace, has_any(*CALLS))
+    begins = np.append(np.sort(events.begin_ns[asking]), np.iinfo(np.int64).max)
+    ran, closed, opened = [], [], []
+    for first in range(0, len(events), AT_ONCE):
+        part = slice(first, first + AT_ONCE)
+        rows = first + find_true(events.category[part] == int(Category.CPU_OP))
+        if not len(rows):
+            continue
+        ran.append(unite_events(trace, rows))
+        is_own = (events.track.take(rows) == main) & ~is_call_name.take(events.name.take(rows))
+        own = rows.take(find_true(is_own))
+        if not len(asking):
+            closed.append(unite_events(trace, own))
+            continue
+        is_open = _find_next(begins, events.begin_ns.take(own)) < find_ends(trace, own)
+        opened.append(unite_events(trace, own.take(find_true(is_open))))
+        closed.append(unite_events(trace, own.take(find_true(~is_open))))
+    return _Operators(ran=join(*ran), closed=join(*closed), opened=join(*opened))
+
+
+def _find_next(few: Int64s, moments: Int64s) -> Int64s:
+    """For each of the moments, in order, the first of a few at it or later; the last is the end."""
+    if not len(moments):
+        return moments
+    # The few are looked up among the many, which then know the next of them.
+    own = few[few.searchsorted(moments[0]) : few.searchsorted(moments[-1]) + 1]
+    place = moments.searchsorted(own, side="right")
+    return np.repeat(own, np.diff(place, prepend=0))
+
+
+def _find_edges(trace: Trace, operators: Intervals) -> tuple[int, int]:
+    """From when to when the host did anything."""
+    events = trace.events
+    rows = find_rows(trace, *_HOST)
+    if not len(rows):
+        return 0, 0
+    ranges = rows[events.category[rows] == int(Category.ANNOTATION)]
+    last = int(find_ends(trace, ranges).max(initial=int(events.begin_ns[rows[-1]])))
+    return int(events.begin_ns[rows[0]]), max([last, *operators.end_ns[-1:].tolist()])
+
+
+def _divide(
+    trace: Trace, main: int, calls: Int64s, asking: Int64s, operators: _Operators
+) -> _Parts:
     communication = unite_events(trace, calls)
-    working = own[(events.category[own] == Category.CPU_OP) & ~name_has(trace, own, *CALLS)]
-    asking = calls[(events.track[calls] == main) & ~name_has(trace, calls, *GLOO)]
-    is_open = _contain_any(trace, working, asking)
-    waiting = subtract(unite_events(trace, working[is_open]), communication)
-    busy = join(unite_events(trace, working[~is_open]), waiting)
+    waiting = subtract(operators.opened, communication)
+    busy = join(operators.closed, waiting)
     # What runs inside of a call that asks for a collective is part of it. The collective itself may
     # be drawn on the main thread too (gloo's sends are) while that goes on with its work.
     busy = subtract(busy, unite_events(trace, asking))
-    loading = _named(trace, own, LOADING)
-    in_optimizer = subtract(_named(trace, own, OPTIMIZING), loading)
+    loading = _named(trace, main, LOADING)
+    in_optimizer = subtract(_named(trace, main, OPTIMIZING), loading)
     busy = subtract(busy, loading)
     exposed = subtract(subtract(communication, loading), busy)
     optimizing = subtract(in_optimizer, exposed)
@@ -234,40 +286,32 @@ def _divide(
     )
 
 
-def _contain_any(trace: Trace, rows: Int64s, inner: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of the events, in order of begin, another one of the same thread begins inside of."""
-    begins = np.append(np.sort(trace.events.begin_ns[inner]), np.iinfo(np.int64).max)
-    # The others are few: each is looked up among the events, which then know the next of them.
-    place = np.searchsorted(trace.events.begin_ns[rows], begins, side="right")
-    following = np.repeat(begins, np.diff(place, prepend=0))
-    found: npt.NDArray[np.bool_] = following < find_ends(trace, rows)
-    return found
+def _named(trace: Trace, main: int, parts: tuple[str, ...]) -> Intervals:
+    rows = find_named(trace, has_any(*parts), *_HOST)
+    return unite_events(trace, rows[trace.events.track[rows] == main])
 
 
-def _named(trace: Trace, rows: Int64s, parts: tuple[str, ...]) -> Intervals:
-    picked = rows[name_has(trace, rows, *parts)]
-    return unite_events(trace, picked)
-
-
-def _find_main(trace: Trace, steps: TraceSteps, host: Int64s, operators: Int64s) -> int:
+def _find_main(trace: Trace, steps: TraceSteps) -> int:
     """The track that marks steps, else the one with the most time in operators."""
     events = trace.events
     if len(steps):
-        marks = host[name_has(trace, host, "profilerstep#")]
+        marks = find_named(trace, has_any("profilerstep#"), *_HOST)
         if len(marks):
             return int(np.bincount(events.track[marks]).argmax())
-    rows = operators if len(operators) else host
+    rows = find_rows(trace, Category.CPU_OP)
+    if not len(rows):
+        rows = find_rows(trace, Category.ANNOTATION)
     if not len(rows):
         return -1
     return int(np.bincount(events.track[rows], weights=events.duration_ns[rows]).argmax())
 
 
 def _list_calls(
-    trace: Trace, steps: TraceSteps, annotations: Int64s, parts: _Parts, namer: AxisNamer
+    trace: Trace, steps: TraceSteps, parts: _Parts, namer: AxisNamer
 ) -> tuple[TraceCollective, ...]:
     """The collectives themselves, not the calls that ask for them."""
     events = trace.events
-    rows = annotations[name_has(trace, annotations, *GLOO)]
+    rows = find_named(trace, has_any(*GLOO), Category.ANNOTATION)
     begin, end = events.begin_ns[rows], find_ends(trace, rows)
     numbers = steps.numbers_at(steps.locate(begin))
     return list_host_collectives(
@@ -331,5 +375,5 @@ def _measure_self(trace: Trace, operators: Int64s) -> Int64s:
 
 
 def _stretches_of_equal(values: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(values)) + 1
+    edges = find_true(np.diff(values)) + 1
     return list(zip([0, *edges.tolist()], [*edges.tolist(), len(values)], strict=True))

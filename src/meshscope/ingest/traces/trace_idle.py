@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.ingest.traces.trace_kernels import name_has
-from meshscope.ingest.traces.trace_spans import find_ends, find_rows, unite_events
+from meshscope.ingest.traces.trace_kernels import has_any
+from meshscope.ingest.traces.trace_spans import find_ends, find_named, unite_events
 from meshscope.ingest.traces.trace_steps import BEFORE_TRACE
 from meshscope.numerics.idle_gaps import IdleGaps, IdleTime, explain_gaps
 from meshscope.numerics.intervals import Intervals
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 SYNCHRONISING = ("synchronize", "memcpyasync_dtoh")
 LAUNCHING = ("launch",)
@@ -59,14 +59,15 @@ def find_gaps(
     events = trace.events
     call = np.full(len(rows), -1, dtype=np.int64)
     if len(launch):
-        call[:] = launch[rows]
+        call[:] = launch.take(rows)
     launched = np.full(len(rows), -1, dtype=np.int64)
-    launched[call >= 0] = find_ends(trace, call[call >= 0])
+    known = find_true(call >= 0)
+    launched[known] = find_ends(trace, call.take(known))
     launched[call == BEFORE_TRACE] = 0
     calls = calls or find_calls(trace)
     gaps = explain_gaps(
-        events.begin_ns[rows],
-        find_ends(trace, rows),
+        unite_events(trace, rows),
+        events.begin_ns.take(rows),
         launched,
         first_ns=begin_ns,
         last_ns=end_ns,
@@ -79,17 +80,11 @@ def find_gaps(
 def find_synchronising(trace: Trace) -> Intervals:
     """When a thread that launches work waited for the device; others, such as a watchdog, may."""
     events = trace.events
-    tracks = np.unique(events.track[_named_rows(trace, LAUNCHING, Category.RUNTIME)])
-    rows = _named_rows(trace, SYNCHRONISING, Category.RUNTIME)
+    tracks = np.unique(events.track[find_named(trace, has_any(*LAUNCHING), Category.RUNTIME)])
+    rows = find_named(trace, has_any(*SYNCHRONISING), Category.RUNTIME)
     return unite_events(trace, rows[np.isin(events.track[rows], tracks)])
 
 
 def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Intervals:
     """When the host was in a call whose name has one of the parts."""
-    return unite_events(trace, _named_rows(trace, parts, *categories))
-
-
-def _named_rows(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Int64s:
-    rows = find_rows(trace, *categories)
-    found: Int64s = rows[name_has(trace, rows, *parts)]
-    return found
+    return unite_events(trace, find_named(trace, has_any(*parts), *categories))

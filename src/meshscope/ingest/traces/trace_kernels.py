@@ -6,7 +6,7 @@ a distributed trace in which no collective was found is a warning.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Category, Trace, ValueKind
 from meshscope.ingest.traces.trace_spans import match_names
-from meshscope.store.read.arrays import Bools, Int64s, Uint8s
+from meshscope.store.read.arrays import Bools, Int64s, Uint8s, find_true
 
 
 class Work(IntEnum):
@@ -124,7 +124,7 @@ def classify_kernels(trace: Trace) -> KernelClasses:
     """Tells communication, copies and compute apart."""
     events = trace.events
     work = np.zeros(len(events), dtype=np.uint8)
-    rows = np.flatnonzero(events.category == Category.KERNEL)
+    rows = find_true(events.category == int(Category.KERNEL))
     rows = rows[~_match_names(trace, rows, WAIT_NAME)]
     is_copy = _match_names(trace, rows, COPY_NAME)
     collective = _find_collectives(trace, rows)
@@ -133,8 +133,8 @@ def classify_kernels(trace: Trace) -> KernelClasses:
     is_symmetric = _match_names(trace, rows, SYMMETRIC_NAME) & ~is_communication
     work[rows] = np.where(is_communication, Work.COMMUNICATION, Work.COMPUTE)
     work[rows[is_copy]] = Work.COPY
-    work[events.category == Category.MEMSET] = Work.COMPUTE
-    work[events.category == Category.MEMCPY] = Work.COPY
+    work[events.category == int(Category.MEMSET)] = Work.COMPUTE
+    work[events.category == int(Category.MEMCPY)] = Work.COPY
     source = np.where(is_named, collective, events.name[rows])
     kind, kinds = _find_kinds(trace, rows[is_communication], source[is_communication])
     is_symmetric_event = np.zeros(len(events), dtype=np.bool_)
@@ -162,7 +162,7 @@ def _find_collectives(trace: Trace, rows: Int64s) -> Int64s:
     """The place in `Trace.strings` of each event's `Collective name`; -1 without one."""
     found = np.full(len(rows), -1, dtype=np.int64)
     said = trace.argument_rows("Collective name")
-    said = said[trace.arguments.kind[said] >= ValueKind.STRING]
+    said = said[trace.arguments.kind[said] >= int(ValueKind.STRING)]
     if len(rows) and len(said):
         event = trace.arguments.event[said]
         place = np.minimum(np.searchsorted(rows, event), len(rows) - 1)
@@ -195,7 +195,7 @@ def _recognise(
     is_named: Bools,
     is_symmetric: Bools,
 ) -> Recognition:
-    num_collectives = int(np.count_nonzero(work == Work.COMMUNICATION))
+    num_collectives = int(np.count_nonzero(work == int(Work.COMMUNICATION)))
     num_kernels = int(np.count_nonzero(is_kernel))
     warnings = []
     world_size = 1 if isinstance(trace.world_size, Unavailable) else trace.world_size
@@ -216,11 +216,16 @@ def _recognise(
     )
 
 
-def name_has(trace: Trace, rows: Int64s, *parts: str) -> Bools:
-    """Which events have one of the parts in their name, whatever the case."""
+def has_any(*parts: str) -> Callable[[str], bool]:
+    """Whether a name has one of the parts, whatever the case."""
 
     def has_part(text: str) -> bool:
         lowered = text.lower()
         return any(part in lowered for part in parts)
 
-    return match_names(trace, trace.events.name[rows], has_part)
+    return has_part
+
+
+def name_has(trace: Trace, rows: Int64s, *parts: str) -> Bools:
+    """Which events have one of the parts in their name, whatever the case."""
+    return match_names(trace, trace.events.name[rows], has_any(*parts))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_steps import find_launches
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 POINT_TO_POINT = "send_recv"
 """The kind of kernels that carry messages between two ranks."""
@@ -26,12 +26,12 @@ def find_batches(
     if not is_message.any():
         return {}
     is_record = _message_names(trace)[trace.text_argument("Collective name")]
-    open_places = np.flatnonzero(is_message & ~is_record[picked])
+    open_places = find_true(is_message & ~is_record[picked])
     operator = operator_of[picked[open_places]]
     open_places = open_places[~((operator >= 0) & is_record[operator])]
-    is_record &= trace.events.category == Category.CPU_OP
+    is_record &= trace.events.category == int(Category.CPU_OP)
     is_record[operator_of[operator_of >= 0]] = False  # has a kernel of its own
-    records = np.flatnonzero(is_record)
+    records = find_true(is_record)
     if not len(records) or not len(open_places):
         return {}
     return _assign(trace, records, picked, open_places)
@@ -52,7 +52,7 @@ def _assign(trace: Trace, records: Int64s, picked: Int64s, places: Int64s) -> di
     places, launch = places[order], launch[order]
     found: dict[int, list[int]] = {}
     for track in np.unique(events.track[launch]).tolist():
-        own = np.flatnonzero(events.track[launch] == track)
+        own = find_true(events.track[launch] == track)
         asked = records[events.track[records] == track]
         at = np.searchsorted(events.begin_ns[launch[own]], events.begin_ns[asked], side="left")
         for place, row in zip(at.tolist(), asked.tolist(), strict=True):

@@ -26,7 +26,7 @@ from meshscope.ingest.traces.trace_range_names import RangePhase, name_phase
 from meshscope.ingest.traces.trace_spans import find_parents, find_rows, match_names
 from meshscope.ingest.traces.trace_steps import StepSource, TraceSteps
 from meshscope.numerics.intervals import Intervals, complement, intersect, join, subtract, unite
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER, WEIGHTS = (
     "data", "forward", "backward", "optimizer", "rest", "compute", "earlier", "weight gradient",
@@ -88,7 +88,7 @@ def begin_earlier(
 def take_as_one_step(trace: Trace) -> TraceSteps:
     """The whole trace, for one that has no steps; none where nothing in it is the profiler's."""
     events = trace.events
-    if not np.any(events.category != Category.OTHER):
+    if not np.any(events.category != int(Category.OTHER)):
         none = np.empty(0, dtype=np.int64)
         return TraceSteps(number=none, begin_ns=none, end_ns=none, source=StepSource.NONE)
     return TraceSteps(
@@ -201,7 +201,7 @@ class _PhaseRows:
     def find_named(self) -> dict[RangePhase, Intervals]:
         """When ranges of the program's that are named for a phase were open, the outermost."""
         events, strings = self._events, self._trace.strings
-        rows = np.flatnonzero(events.category == Category.ANNOTATION)
+        rows = find_true(events.category == int(Category.ANNOTATION))
         names = np.unique(events.name[rows]).tolist()
         phases = {n: phase for n in names if n >= 0 and (phase := name_phase(strings[n][:400]))}
         rows = rows[np.isin(events.name[rows], np.array(list(phases), dtype=np.int64))]
@@ -229,14 +229,14 @@ class _PhaseRows:
         own = self._foreground(rows, found)
         before = np.searchsorted(own, found.start_ns)
         is_first = np.append(True, before[1:] != before[:-1])
-        first = np.flatnonzero(is_first)
+        first = find_true(is_first)
         last = np.append(first[1:] - 1, len(found) - 1)
         return Intervals(found.start_ns[first], found.end_ns[last])
 
     def _foreground(self, engine: Int64s, backward: Intervals) -> Int64s:
         """When the training thread began operators outside of backward's functions."""
         events = self._events
-        operators = np.flatnonzero(events.category == Category.CPU_OP)
+        operators = find_true(events.category == int(Category.CPU_OP))
         track = self._training_track(operators, engine)
         begin = events.begin_ns[operators[events.track[operators] == track]]
         moments: Int64s = np.sort(begin[backward.within(begin, begin + 1) == 0])

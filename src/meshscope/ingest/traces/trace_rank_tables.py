@@ -18,7 +18,7 @@ from meshscope.ingest.traces.trace_recording import (
     DeviceWork,
     TraceRecording,
 )
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int64s, find_true
 from meshscope.store.read.columns import Columns, Problem, ProblemKind
 from meshscope.store.read.memory import MemoryRecording, make_columns
 from meshscope.store.read.run import TRACE_SOURCE
@@ -160,7 +160,7 @@ class RankTables:
             has_copy[recording.work.copies.phase] = True
         # A copy's span is a place to hang the device's copies on; the host's time stays with the
         # phase it is in. Without any length it would be in the phase before as well.
-        row = np.sort(np.append(np.arange(len(phases)), np.flatnonzero(has_copy)))
+        row = np.sort(np.append(np.arange(len(phases)), find_true(has_copy)))
         is_copy = np.append(False, row[1:] == row[:-1])[: len(row)]
         length = (phases.end_ns - phases.begin_ns)[row]
         self._add(

@@ -44,7 +44,7 @@ from meshscope.ingest.traces.trace_steps import (
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps
 from meshscope.numerics.intervals import Intervals, complement, join, unite
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 COPY = "copy"
 """Name of the phase of exposed copies."""
@@ -181,7 +181,7 @@ class _Look:
         self.phases = find_phases(trace, self.steps)
         device_of = view.device_of
         self.device, self.other_devices = _choose_device(device_of)
-        self._every = np.flatnonzero(device_of == self.device) if self.device >= 0 else NONE
+        self._every = find_true(device_of == self.device) if self.device >= 0 else NONE
         every = self._every
         self._rows = every[self._step_of[every] >= 0]
         self.num_outside = len(every) - len(self._rows)
@@ -213,7 +213,7 @@ class _Look:
     def list_operations(self) -> tuple[RecordedCollective, ...]:
         """Communication kernels of the device."""
         trace, rows, launch = self._trace, self._rows, self._launch
-        others = rows[self._classes.work[rows] != Work.COMMUNICATION]
+        others = rows[self._classes.work[rows] != int(Work.COMMUNICATION)]
         busy = self._view.spans_of[self.device].compute
         found = self._list_collectives(busy)
         waits = self._view.calls.synchronising
@@ -357,10 +357,10 @@ def _merge_spans(
 ) -> tuple[DeviceSpans, DeviceSpans, int]:
     """Work of one phase without gaps, as one span; gaps are kept as far as spans are allowed."""
     events = trace.events
-    sent = rows[work[rows] == Work.COMMUNICATION]
-    kept = (work[rows] != Work.COMMUNICATION) & (phase >= 0)
+    sent = rows[work[rows] == int(Work.COMMUNICATION)]
+    kept = (work[rows] != int(Work.COMMUNICATION)) & (phase >= 0)
     rows, phase = rows[kept], phase[kept]
-    is_copy = work[rows] == Work.COPY
+    is_copy = work[rows] == int(Work.COPY)
     computed, copied = rows[~is_copy], rows[is_copy]
     compute = _lay(events.begin_ns[computed], events.ends(computed), phase[~is_copy])
     copies = _leave_out(
@@ -411,7 +411,7 @@ def _join_neighbours(begin: Int64s, end: Int64s, phase: Int64s, gap_ns: int) -> 
     """Those of one phase with at most this much between them are one."""
     is_first = np.ones(len(begin), dtype=np.bool_)
     is_first[1:] = (begin[1:] - end[:-1] > gap_ns) | (phase[1:] != phase[:-1])
-    first = np.flatnonzero(is_first)
+    first = find_true(is_first)
     last = np.append(first[1:], len(begin)) - 1 if len(first) else first
     return DeviceSpans(begin_ns=begin[first], end_ns=end[last], phase=phase[first])
 

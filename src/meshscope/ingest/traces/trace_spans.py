@@ -10,11 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.ingest.kineto.trace_columns import Category, Trace, ValueKind
+from meshscope.ingest.kineto.trace_columns import Category, Trace, TraceEvents, ValueKind
+from meshscope.ingest.native import load_library
 from meshscope.numerics.intervals import Intervals, unite
-from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.arrays import Bools, Int64s, find_true
 
 _FEW_NAMES = 4
+AT_ONCE = 1 << 15
+"""Events that are looked at together: what is made of them stays in a processor's cache."""
+_MANY = 200
+"""Fewer events are united sooner by numpy than by calling a library."""
 _EVENTS_A_NAME = 400
 """Events that are looked through in the time that a name takes."""
 
@@ -22,18 +27,25 @@ _EVENTS_A_NAME = 400
 def find_rows(trace: Trace, *categories: Category) -> Int64s:
     """The events of these categories."""
     if len(categories) == 1:
-        found: Int64s = (trace.events.category == categories[0]).nonzero()[0]
+        found: Int64s = (trace.events.category == int(categories[0])).nonzero()[0]
         return found
+    is_wanted = np.zeros(len(trace.events), dtype=np.bool_)
+    for category in categories:  # a comparison takes a tenth of a look into a table
+        is_wanted |= trace.events.category == int(category)
+    return find_true(is_wanted)
+
+
+def _mark_categories(categories: tuple[Category, ...]) -> Bools:
     is_wanted = np.zeros(256, dtype=np.bool_)
     is_wanted[list(categories)] = True
-    return np.flatnonzero(is_wanted[trace.events.category])
+    return is_wanted
 
 
 def list_names(trace: Trace, names: npt.NDArray[np.integer]) -> list[int]:
     """The places in `Trace.strings` that are among these, each once and in order, without -1."""
     is_there = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
     is_there[names] = True
-    found: list[int] = np.flatnonzero(is_there[:-1]).tolist()
+    found: list[int] = find_true(is_there[:-1]).tolist()
     return found
 
 
@@ -50,17 +62,48 @@ def match_names(
     # A name that no event has does no harm: of many events, finding those that have one takes more.
     is_small = _EVENTS_A_NAME * len(trace.strings) < len(names)
     places = range(len(trace.strings)) if is_small else list_names(trace, names)
-    wanted = [place for place in places if is_wanted(trace.strings[place][:400])]
+    is_name = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
+    is_name[[place for place in places if is_wanted(trace.strings[place][:400])]] = True
+    return _are_among(names, is_name, find_true(is_name).tolist())
+
+
+def _are_among(names: npt.NDArray[np.integer], is_name: Bools, wanted: list[int]) -> Bools:
+    """`is_name` of each, where `wanted` are the places at which it is."""
     found: Bools
-    if len(wanted) <= _FEW_NAMES:  # a comparison takes a tenth of a look into a table
-        found = np.zeros(len(names), dtype=np.bool_)
-        for place in wanted:
-            found |= names == place
+    if len(wanted) > _FEW_NAMES:
+        found = is_name.take(names)
         return found
-    is_match = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
-    is_match[wanted] = True
-    found = is_match[names]
+    found = np.zeros(len(names), dtype=np.bool_)
+    for name in wanted:  # a comparison takes a fifth of a look into a table
+        found |= names == name
     return found
+
+
+def mark_names(trace: Trace, is_wanted: Callable[[str], object]) -> Bools:
+    """Of each place in `Trace.strings` whether it is an event's name that is wanted; last, for -1,
+    False. 400 letters of a name are looked at."""
+    events = trace.events
+    is_small = _EVENTS_A_NAME * len(trace.strings) < len(events)
+    places = range(len(trace.strings)) if is_small else list_names(trace, events.name)
+    found = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
+    found[[place for place in places if is_wanted(trace.strings[place][:400])]] = True
+    return found
+
+
+def find_named(trace: Trace, is_wanted: Callable[[str], object], *categories: Category) -> Int64s:
+    """The events of these categories whose name is wanted, in order."""
+    events = trace.events
+    is_name = mark_names(trace, is_wanted)
+    wanted = find_true(is_name).tolist()
+    if not wanted:
+        return np.empty(0, dtype=np.int64)
+    is_category = _mark_categories(categories)
+    found = []
+    for first in range(0, len(events), AT_ONCE):
+        names = events.name[first : first + AT_ONCE]
+        rows = first + find_true(_are_among(names, is_name, wanted))
+        found.append(rows[is_category.take(events.category.take(rows))])
+    return np.concatenate(found)
 
 
 def number_names(
@@ -70,7 +113,7 @@ def number_names(
     num_strings = len(trace.strings)
     is_there = np.zeros(num_strings + 1, dtype=np.bool_)
     is_there[names] = True
-    found = np.flatnonzero(is_there)
+    found = find_true(is_there)
     found = found[:-1] if is_there[-1] else found
     number = np.zeros(num_strings + 1, dtype=np.int64)
     if is_there[-1]:
@@ -86,7 +129,31 @@ def find_ends(trace: Trace, rows: Int64s) -> Int64s:
 
 def unite_events(trace: Trace, rows: Int64s) -> Intervals:
     """When any of the events runs."""
-    return unite(trace.events.begin_ns[rows], find_ends(trace, rows))
+    events = trace.events
+    if len(rows) >= _MANY:
+        found = _unite_natively(events, rows)
+        if found is not None:
+            return found
+    return unite(events.begin_ns.take(rows), events.ends(rows))
+
+
+def _unite_natively(events: TraceEvents, rows: Int64s) -> Intervals | None:
+    """None where nothing is compiled, or events are in another order than that of their begins."""
+    library = load_library()
+    columns = (events.begin_ns, events.duration_ns, rows)
+    if library is None or not all(one.flags.c_contiguous for one in columns):
+        return None
+    edges = np.empty((2, len(rows)), dtype=np.int64)
+    count = library.scanner_unite(
+        events.begin_ns.ctypes.data,
+        events.duration_ns.ctypes.data,
+        events.duration_ns.itemsize == 8,
+        rows.ctypes.data,
+        len(rows),
+        edges[0].ctypes.data,
+        edges[1].ctypes.data,
+    )
+    return None if count < 0 else Intervals(edges[0, :count].copy(), edges[1, :count].copy())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,14 +179,14 @@ def read_arguments(
     owner = np.repeat(np.arange(len(found)), count)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
     key, kind, value = arguments.key[place], arguments.kind[place], arguments.value[place]
-    is_text, is_number = kind >= ValueKind.STRING, kind == ValueKind.INT
-    said = set(np.flatnonzero(np.bincount(key)).tolist())
+    is_text, is_number = kind >= int(ValueKind.STRING), kind == int(ValueKind.INT)
+    said = set(find_true(np.bincount(key) > 0).tolist())
 
     def column(name: str, is_wanted: npt.NDArray[np.bool_]) -> Int64s:
         number = trace.key(name)
         values = np.full(len(found), -1, dtype=np.int64)
         if number in said:  # most are not, of a few events
-            picked = np.flatnonzero((key == number) & is_wanted)
+            picked = find_true((key == number) & is_wanted)
             values[owner[picked]] = value[picked]
         return values[back]
 
@@ -147,8 +214,21 @@ def number_rows(*columns: npt.NDArray[np.integer]) -> tuple[Int64s, Int64s]:
             continue
         width = int(column.max(initial=0)) + 2
         joined = number * width + (column.astype(np.int64) + 1)
-        _, first, number = np.unique(joined, return_index=True, return_inverse=True)
+        first, number = _number_values(joined, len(first) * width)
     return number, first
+
+
+def _number_values(values: Int64s, after: int) -> tuple[Int64s, Int64s]:
+    """As `np.unique` with index and inverse, without the values, which are from 0 to `after`."""
+    if after > 2 * len(values):
+        _, first, number = np.unique(values, return_index=True, return_inverse=True)
+        return first, number
+    place = np.full(after, -1, dtype=np.int64)
+    place[values[::-1]] = np.arange(len(values) - 1, -1, -1)  # of several what stands last
+    is_there = place >= 0
+    first = place[is_there]
+    place[is_there] = np.arange(len(first))
+    return first, place[values]
 
 
 def find_parents(begin_ns: Int64s, end_ns: Int64s) -> Int64s:
@@ -177,7 +257,7 @@ def find_innermost(trace: Trace, rows: Int64s, asked: Int64s) -> Int64s:
         own = own[np.lexsort((-events.duration_ns[own], events.begin_ns[own]))]
         begin, end = events.begin_ns[own], events.ends(own)
         parent = find_parents(begin, end)
-        wanted = np.flatnonzero(events.track[asked] == track)
+        wanted = find_true(events.track[asked] == track)
         moment = events.begin_ns[asked[wanted]]
         place = np.searchsorted(begin, moment, side="right") - 1
         while True:

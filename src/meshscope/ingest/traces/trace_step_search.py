@@ -23,7 +23,7 @@ from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_range_names import RangePhase, is_librarys, name_phase
 from meshscope.ingest.traces.trace_spans import match_names
 from meshscope.ingest.traces.trace_steps import StepSource, TraceSteps
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 _OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#")
 _BACKWARD_NAME = re.compile(r"^autograd::engine::evaluate_function")
@@ -73,7 +73,7 @@ def _find_by_optimizer(trace: Trace) -> TraceSteps:
     end = np.sort(events.ends(own))
     passes = _match(
         trace,
-        np.flatnonzero(events.category == Category.CPU_OP),
+        find_true(events.category == int(Category.CPU_OP)),
         lambda text: bool(_BACKWARD_NAME.search(text)),
     )
     if len(passes):
@@ -186,12 +186,12 @@ def _has_strangers(trace: Trace, kernels: Int64s, period: int) -> bool:
 
 
 def _annotations(trace: Trace) -> Int64s:
-    return np.flatnonzero(trace.events.category == Category.ANNOTATION)
+    return find_true(trace.events.category == int(Category.ANNOTATION))
 
 
 def _working_rows(trace: Trace) -> Int64s:
     category = trace.events.category
-    return np.flatnonzero((category == Category.CPU_OP) | (category == Category.RUNTIME))
+    return find_true((category == int(Category.CPU_OP)) | (category == int(Category.RUNTIME)))
 
 
 def _match(trace: Trace, rows: Int64s, is_wanted: Callable[[str], bool]) -> Int64s:

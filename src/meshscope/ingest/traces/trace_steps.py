@@ -14,8 +14,8 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.ingest.traces.trace_spans import find_rows, list_names
-from meshscope.store.read.arrays import Int16s, Int32s, Int64s
+from meshscope.ingest.traces.trace_spans import find_named
+from meshscope.store.read.arrays import Int16s, Int32s, Int64s, find_true
 
 STEP_NAME = re.compile(r"ProfilerStep#(\d{1,12})$")
 Places = Int32s | Int16s
@@ -70,7 +70,7 @@ class TraceSteps:
         if not len(self):
             return np.full(len(moment_ns), -1, dtype=np.int32)
         place = np.searchsorted(self.begin_ns, moment_ns, side="right") - 1
-        is_inside = (place >= 0) & (moment_ns < self.end_ns[place])
+        is_inside = (place >= 0) & (moment_ns < self.end_ns.take(place))
         return np.where(is_inside, place, -1).astype(np.int32)
 
     def numbers_at(self, places: Places) -> list[int | None]:
@@ -87,19 +87,13 @@ class TraceSteps:
 def find_steps(trace: Trace) -> TraceSteps:
     """The annotations named ProfilerStep#n, one for each n."""
     events = trace.events
-    rows = find_rows(trace, Category.ANNOTATION, Category.CPU_OP)
-    names = {
-        place: int(found[1])
-        for place in list_names(trace, events.name[rows])
-        if (found := STEP_NAME.match(trace.strings[place]))
-    }
     seen: dict[int, int] = {}
-    is_mark = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
-    is_mark[list(names)] = True
-    for row in rows[is_mark[events.name[rows]]].tolist():
-        seen.setdefault(names[int(events.name[row])], row)
-    picked = np.array(sorted(seen.values(), key=lambda row: int(events.begin_ns[row])), np.int64)
-    number = np.array([names[int(events.name[row])] for row in picked.tolist()], np.int64)
+    for row in find_named(trace, STEP_NAME.match, Category.ANNOTATION, Category.CPU_OP).tolist():
+        found = STEP_NAME.match(trace.strings[events.name[row]])
+        if found is not None:
+            seen.setdefault(int(found[1]), row)
+    marks = sorted(seen.items(), key=lambda mark: int(events.begin_ns[mark[1]]))
+    number, picked = np.array(marks, dtype=np.int64).reshape(-1, 2).T
     begin, end = events.begin_ns[picked], events.ends(picked)
     # One that begins before the last one ended would hide it.
     end = np.minimum(end, np.append(begin[1:], np.iinfo(np.int64).max)) if len(end) else end
@@ -114,21 +108,21 @@ def find_launches(trace: Trace) -> Int32s:
     """
     events = trace.events
     launch = np.full(len(events), -1, dtype=np.int32)
-    calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation > 0))
-    work = np.flatnonzero(
-        (events.category >= Category.KERNEL)
-        & (events.category <= Category.MEMSET)
+    calls = find_true((events.category == int(Category.RUNTIME)) & (events.correlation > 0))
+    work = find_true(
+        (events.category >= int(Category.KERNEL))
+        & (events.category <= int(Category.MEMSET))
         & (events.correlation > 0)
     )
     if not len(calls) or not len(work):
         return launch
-    keys = events.correlation[calls].astype(np.int64)
-    order = np.argsort(keys, kind="stable")
-    keys, calls = keys[order], calls[order]
-    wanted = events.correlation[work].astype(np.int64)
+    keys = events.correlation.take(calls)
+    if (keys[1:] < keys[:-1]).any():
+        order = np.argsort(keys, kind="stable")
+        keys, calls = keys.take(order), calls.take(order)
+    wanted = events.correlation.take(work)
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    is_found = keys[place] == wanted
-    launch[work[is_found]] = calls[place[is_found]]
+    launch[work] = np.where(keys.take(place) == wanted, calls.take(place), -1)
     launch[_find_queued_before(trace, launch)] = BEFORE_TRACE
     return launch
 
@@ -136,13 +130,14 @@ def find_launches(trace: Trace) -> Int32s:
 def _find_queued_before(trace: Trace, launch: Int32s) -> Int64s:
     """Work that begins before any launched work of its stream does."""
     events = trace.events
-    is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
-    rows = np.flatnonzero(is_work)
-    called = rows[launch[rows] >= 0]
+    is_work = (events.category >= int(Category.KERNEL)) & (events.category <= int(Category.MEMSET))
+    rows = find_true(is_work)
+    called = rows.take(find_true(launch.take(rows) >= 0))[::-1]
     first = np.full(len(trace.tracks) + 1, np.iinfo(np.int64).min)
-    first[events.track[called]] = np.iinfo(np.int64).max
-    np.minimum.at(first, events.track[called], events.begin_ns[called])
-    found: Int64s = rows[events.begin_ns[rows] < first[events.track[rows]]]
+    # Of several what stands last.
+    first[events.track.take(called)] = events.begin_ns.take(called)
+    is_before = events.begin_ns.take(rows) < first.take(events.track.take(rows))
+    found: Int64s = rows[is_before]
     return found
 
 
@@ -162,8 +157,8 @@ def assign_steps(trace: Trace, steps: TraceSteps, launch: Int32s) -> Places:
     after = np.searchsorted(begin_ns, steps.end_ns).tolist()
     for place, (begin, end) in enumerate(zip(first, after, strict=True)):
         found[begin : min([end, *first[place + 1 : place + 2]])] = place
-    launched = np.flatnonzero(launch >= 0)
-    found[launched] = steps.locate(begin_ns[launch[launched]])
+    launched = find_true(launch >= 0)
+    found[launched] = steps.locate(begin_ns.take(launch.take(launched)))
     if len(steps):
         found[launch == BEFORE_TRACE] = 0
     return found

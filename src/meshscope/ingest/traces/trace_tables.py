@@ -20,7 +20,7 @@ from meshscope.ingest.traces.trace_spans import (
     number_rows,
     read_arguments,
 )
-from meshscope.store.read.arrays import Bools, Int32s, Int64s
+from meshscope.store.read.arrays import Bools, Int32s, Int64s, find_true
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ def tabulate_kernels(
     if not len(rows):
         return ()
     events = trace.events
-    names, inverse = number_names(trace, events.name[rows])
-    duration = events.duration_ns[rows]
+    names, inverse = number_names(trace, events.name.take(rows))
+    duration = events.duration_ns.take(rows)
     total = np.bincount(inverse, weights=duration).astype(np.int64)
     count = np.bincount(inverse)
     longest = np.zeros(len(names), dtype=np.int64)
@@ -138,9 +138,9 @@ def categorise_event(
     Communication and copies are as `trace_kernels` tells them; fills are copies here."""
     events = trace.events
     work = classes.work[row]
-    if work == Work.COMMUNICATION or classes.is_symmetric[row]:
+    if work == int(Work.COMMUNICATION) or classes.is_symmetric[row]:
         return KernelCategory.COMMUNICATION
-    if work == Work.COPY or events.category[row] == Category.MEMSET:
+    if work == int(Work.COPY) or events.category[row] == int(Category.MEMSET):
         return KernelCategory.COPY
     caller = _string(trace, int(events.name[operator])) if operator >= 0 else ""
     return categorise_kernel(_string(trace, int(events.name[row])), caller)
@@ -155,13 +155,13 @@ def find_operators(trace: Trace, launch: Int32s) -> Int32s:
     """For each device event the row of the operator it was launched for; -1 without one."""
     events = trace.events
     found = np.full(len(events), -1, dtype=np.int32)
-    is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
-    operators = np.flatnonzero(events.category == Category.CPU_OP)
+    is_work = (events.category >= int(Category.KERNEL)) & (events.category <= int(Category.MEMSET))
+    operators = find_true(events.category == int(Category.CPU_OP))
     if not len(operators):
         return found
-    work = np.flatnonzero(is_work & (events.external_id > 0))
+    work = find_true(is_work & (events.external_id > 0))
     found[work] = _find_by_id(trace, operators, work)
-    unknown = np.flatnonzero(is_work & (found < 0) & (launch >= 0))
+    unknown = find_true(is_work & (found < 0) & (launch >= 0))
     if len(unknown):
         found[unknown] = find_innermost(trace, operators, launch[unknown].astype(np.int64))
     return found
@@ -169,21 +169,21 @@ def find_operators(trace: Trace, launch: Int32s) -> Int32s:
 
 def _find_by_id(trace: Trace, operators: Int64s, work: Int64s) -> Int64s:
     events = trace.events
-    keys = events.external_id[operators]
+    keys = events.external_id.take(operators)
     if (keys[1:] < keys[:-1]).any():
         order = np.argsort(keys, kind="stable")
-        keys, operators = keys[order], operators[order]
+        keys, operators = keys.take(order), operators.take(order)
         del order
     # Of one id the shortest, which is the innermost. Few ids are there twice.
-    is_twin = np.zeros(len(keys), dtype=np.bool_)
-    is_twin[1:] = keys[1:] == keys[:-1]
-    is_twin[:-1] |= is_twin[1:]
-    twins = operators[is_twin]
-    operators[is_twin] = twins[np.lexsort((-events.duration_ns[twins], keys[is_twin]))]
-    wanted = events.external_id[work]
+    second = find_true(keys[1:] == keys[:-1]) + 1
+    if len(second):
+        twin = np.union1d(second, second - 1)
+        twins = operators[twin]
+        operators[twin] = twins[np.lexsort((-events.duration_ns[twins], keys[twin]))]
+    wanted = events.external_id.take(work)
     place = np.searchsorted(keys, wanted, side="right") - 1
-    is_found = (place >= 0) & (keys[place] == wanted)
-    return np.where(is_found, operators[place], -1)
+    is_found = (place >= 0) & (keys.take(place) == wanted)
+    return np.where(is_found, operators.take(place), -1)
 
 
 def tabulate_operators(
@@ -193,18 +193,18 @@ def tabulate_operators(
     if not len(rows):
         return ()
     events = trace.events
-    operator = operator_of[rows]
+    operator = operator_of.take(rows)
     calls, of_call = _unique_rows(operator, len(events))
     keys = ("Input Dims", "Input type", "Concrete Inputs")
     said = read_arguments(trace, calls, keys, ()).text
-    name = np.where(calls >= 0, events.name[calls], -1)
+    name = np.where(calls >= 0, events.name.take(calls), -1)
     is_convolution = calls >= 0
     is_convolution[is_convolution] = name_has(trace, calls[is_convolution], "conv")
     values = np.where(is_convolution, said["Concrete Inputs"], -1)
     group, example = number_rows(name, said["Input Dims"], said["Input type"], values)
     num_groups = len(example)
-    inverse = group[of_call]
-    duration = events.duration_ns[rows]
+    inverse = group.take(of_call)
+    duration = events.duration_ns.take(rows)
     total = np.bincount(inverse, weights=duration, minlength=num_groups).astype(np.int64)
     is_link = _uses_links(trace, classes, rows)
     on_links = np.bincount(inverse[is_link], weights=duration[is_link], minlength=num_groups)
@@ -213,9 +213,11 @@ def tabulate_operators(
     host_ns = np.bincount(
         group[calls >= 0], weights=events.duration_ns[calls[calls >= 0]], minlength=num_groups
     ).astype(np.int64)
+    most = np.zeros(num_groups, dtype=np.int64)
+    np.maximum.at(most, inverse, duration)
+    is_longest = duration == most[inverse]
     longest = np.empty(num_groups, dtype=np.int64)
-    order = np.argsort(duration)
-    longest[inverse[order]] = rows[order]
+    longest[inverse[is_longest]] = rows[is_longest]
     kernel = events.name[longest]
     whole = max(int(duration.sum()), 1)
     return tuple(
@@ -241,17 +243,17 @@ def _unique_rows(rows: Int32s, num_events: int) -> tuple[Int64s, Int32s]:
     most of them are there more than once."""
     is_there = np.zeros(num_events + 1, dtype=np.bool_)
     is_there[rows] = True
-    found = np.flatnonzero(is_there[:-1])
+    found = find_true(is_there[:-1])
     if is_there[-1]:
         found = np.append(-1, found)
     number = np.empty(num_events + 1, dtype=np.int32)
     number[found] = np.arange(len(found), dtype=np.int32)
-    return found, number[rows]
+    return found, number.take(rows)
 
 
 def _uses_links(trace: Trace, classes: KernelClasses, rows: Int64s) -> Bools:
-    is_copy = classes.work[rows] == Work.COPY
-    found: Bools = classes.work[rows] == Work.COMMUNICATION
+    is_copy = classes.work[rows] == int(Work.COPY)
+    found: Bools = classes.work[rows] == int(Work.COMMUNICATION)
     found[is_copy] = name_has(trace, rows[is_copy], "htod", "dtoh", "hosttodevice", "devicetohost")
     return found
 

@@ -23,8 +23,8 @@ from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
 from meshscope.ingest.traces.trace_steps import Places, TraceSteps, make_places, split_by_step
-from meshscope.numerics.intervals import Intervals, subtract, unite
-from meshscope.store.read.arrays import Int64s
+from meshscope.numerics.intervals import Intervals, subtract
+from meshscope.store.read.arrays import Int64s, find_true
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class WorkSpans:
 
 def find_devices(trace: Trace, work: npt.NDArray[np.uint8]) -> Places:
     """For each event its device; -1 for what is not device work. Without a number, its process."""
-    rows = np.flatnonzero(work != Work.NONE)
+    rows = find_true(work != int(Work.NONE))
     of_track = np.array(
         [track.process if isinstance(track.process, int) else -1 for track in trace.tracks] + [-1],
         dtype=np.int64,
@@ -170,7 +170,7 @@ def break_down_devices(
     device = find_devices(trace, classes.work) if device_of is None else device_of
     spans_of = unite_devices(trace, classes, device) if spans_of is None else spans_of
     return tuple(
-        _break_down(trace, classes, steps, step_of, number, np.flatnonzero(device == number), spans)
+        _break_down(trace, classes, steps, step_of, number, find_true(device == number), spans)
         for number, spans in spans_of.items()
     )
 
@@ -178,7 +178,7 @@ def break_down_devices(
 def unite_devices(trace: Trace, classes: KernelClasses, device_of: Places) -> dict[int, WorkSpans]:
     """When each device that did anything did what."""
     return {
-        number: unite_kinds(trace, classes, np.flatnonzero(device_of == number))
+        number: unite_kinds(trace, classes, find_true(device_of == number))
         for number in np.unique(device_of[device_of >= 0]).tolist()
     }
 
@@ -244,8 +244,8 @@ def _measure_periods(trace: Trace, spans: WorkSpans, steps: list[Int64s]) -> lis
 
 def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -> Intervals:
     """When the events among `rows` that count as `work` ran."""
-    picked = rows[classes.work[rows] == work]
-    return unite_events(trace, picked)
+    picked = find_true(classes.work.take(rows) == work)
+    return unite_events(trace, rows.take(picked))
 
 
 def unite_kinds(trace: Trace, classes: KernelClasses, rows: Int64s) -> WorkSpans:
@@ -273,9 +273,9 @@ def measure(
     `spans` theirs, where they were united already."""
     spans = spans or unite_kinds(trace, classes, rows)
     compute, copy, exposed = spans.compute, spans.copy, spans.exposed
-    work = classes.work[rows]
-    is_fill = trace.events.category[rows] == Category.MEMSET
-    begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
+    work = classes.work.take(rows)
+    is_fill = trace.events.category.take(rows) == int(Category.MEMSET)
+    begin, end = trace.events.begin_ns.take(rows), find_ends(trace, rows)
     first, last = (int(begin.min()), int(end.max())) if len(rows) else (0, 0)
     exposed_ns = exposed.total_ns
     exposed_copy_ns = spans.exposed_copy.total_ns
@@ -291,23 +291,23 @@ def measure(
         exposed_beside_copy_ns=exposed_ns - subtract(exposed, copy).total_ns,
         other_ns=busy_ns - own_ns,
         idle_ns=last - first - busy_ns,
-        num_kernels=int(np.count_nonzero((work != Work.COPY) & ~is_fill)),
-        num_collectives=int(np.count_nonzero(work == Work.COMMUNICATION)),
+        num_kernels=int(np.count_nonzero((work != int(Work.COPY)) & ~is_fill)),
+        num_collectives=int(np.count_nonzero(work == int(Work.COMMUNICATION))),
         num_fills=int(np.count_nonzero(is_fill)),
-        num_copies=int(np.count_nonzero(work == Work.COPY)),
+        num_copies=int(np.count_nonzero(work == int(Work.COPY))),
     )
 
 
 def _measure_streams(trace: Trace, classes: KernelClasses, rows: Int64s) -> tuple[StreamTime, ...]:
-    streams = trace.events.stream[rows]
+    streams = trace.events.stream.take(rows)
+    others = streams[1:][streams[1:] != streams[:-1]]  # most are as the one before
     found = []
-    for stream in np.unique(streams).tolist():
-        part = rows[streams == stream]
-        begin, end = trace.events.begin_ns[part], find_ends(trace, part)
+    for stream in np.unique(np.append(streams[:1], others)).tolist():
+        part = rows.take(find_true(streams == stream))
         found.append(
             StreamTime(
                 stream=stream,
-                busy_ns=unite(begin, end).total_ns,
+                busy_ns=unite_events(trace, part).total_ns,
                 compute_ns=unite_work(trace, classes, part, Work.COMPUTE).total_ns,
                 communication_ns=unite_work(trace, classes, part, Work.COMMUNICATION).total_ns,
                 copy_ns=unite_work(trace, classes, part, Work.COPY).total_ns,

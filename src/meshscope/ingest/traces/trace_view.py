@@ -21,7 +21,7 @@ from meshscope.ingest.traces.trace_steps import (
 )
 from meshscope.ingest.traces.trace_tables import find_operators
 from meshscope.ingest.traces.trace_time import WorkSpans, find_devices, unite_devices
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 
 class TraceView:
@@ -52,7 +52,7 @@ class TraceView:
         if not len(numbers):
             return np.empty(0, dtype=np.int64)
         chosen = self.device_of == numbers[count.argmax()]
-        return np.flatnonzero(chosen & (self.classes.work == Work.COMPUTE))
+        return find_true(chosen & (self.classes.work == int(Work.COMPUTE)))
 
     @cached_property
     def launch(self) -> Int32s:
@@ -85,7 +85,7 @@ class TraceView:
             self._collectives[device] = list_collectives(
                 self.trace,
                 self.classes,
-                np.flatnonzero(self.device_of == device),
+                find_true(self.device_of == device),
                 self.spans_of[device].compute,
                 self.operator_of,
                 namer=self.namer,

@@ -193,7 +193,7 @@ SHAPES: Shapes = {
     CommunicationHealth: Shape(dropped=("failures",), renamed={"num_warmup": "num_left_out"}),
     CommunicationHealthFacts: Shape(inlined=("found",)),
     CommunicationSum: Shape(derived=("exposed_ns",)),
-    Convergence: Shape(dropped=("loss_spikes", "norm_spikes")),
+    Convergence: Shape(dropped=("latest_loss", "loss_spikes", "norm_spikes")),
     DiagnosisFacts: Shape(inlined=("scale",)),
     Finding: Shape(dropped=("gain", "edit", "lost_steps"), ranges=("ranks",)),
     FindingFacts: Shape(inlined=("finding",)),

@@ -16,7 +16,7 @@ class LedgerEntryFacts:
     ranks: tuple[int, ...]
     """Empty for all."""
     place: str
-    """A phase, `between steps`, `in no phase`, or an axis; empty for all."""
+    """A phase, `between steps`, `outside of phases`, or an axis; empty for all."""
     share_ns: float
     """Per step: its share of what is lost."""
     alone_ns: float

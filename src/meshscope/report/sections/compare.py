@@ -12,6 +12,7 @@ from meshscope.analyze.compare.compare_budget import BudgetChange, LineChange
 from meshscope.analyze.compare.compare_loss import LossComparison
 from meshscope.analyze.compare.compare_provenance import Difference
 from meshscope.core.unavailable import Unavailable, known
+from meshscope.diagnose.finding_changes import FindingChange
 from meshscope.numerics.location_shift import Shift
 from meshscope.report import format as form
 from meshscope.report.encode import Shape
@@ -49,6 +50,8 @@ class Compared:
     verdict: Verdict | None
     ledger: LedgerChange | Unavailable
     """Which losses of time changed."""
+    findings: tuple[FindingChange, ...]
+    """Which findings above LOW came, went or cost another amount."""
     fails_on_loss: bool = False
 
     @property
@@ -119,6 +122,12 @@ def _list_evidence(compared: Compared) -> Iterator[Section]:
         title="What is lost differently",
         note="of a step; by replay, with all losses of a run that are 0.5 % of it or more",
         parts=tuple(_show_ledger(compared.ledger)),
+    )
+    yield Section(
+        key="findings",
+        title="What the diagnoses say differently",
+        note="saved per step without the cause",
+        parts=tuple(_show_findings(compared.findings)),
     )
     yield Section(key="loss", title="Loss", parts=(Line(tell_loss(comparison.loss)),))
     yield Section(
@@ -203,6 +212,30 @@ def _show_ledger(change: LedgerChange | Unavailable) -> Iterator[Part]:
             make_column("change", rows, lambda row: _signed_duration(row.change_ns), 8),
         )
     )
+
+
+def _show_findings(changes: tuple[FindingChange, ...]) -> Iterator[Part]:
+    if not changes:
+        yield Line("Nothing above low severity.")
+        return
+
+    def show(severity: str | None, saved_ns: float) -> str:
+        price = f", {form.duration(saved_ns)}" if saved_ns > 0 else ""
+        return "-" if severity is None else f"{severity}{price}"
+
+    def name(change: FindingChange) -> str:
+        return form.clean_text(f"{change.code} {change.title}")
+
+    shown = changes[:_MAX_DIFFERENCES]
+    yield Table(
+        (
+            make_column("", shown, name, 9, is_right=False),
+            make_column("A", shown, lambda c: show(c.severity_a, c.saved_a_ns), 5, is_right=False),
+            make_column("B", shown, lambda c: show(c.severity_b, c.saved_b_ns), 6, is_right=False),
+        )
+    )
+    if len(changes) > len(shown):
+        yield Line(f"and {form.count(len(changes) - len(shown))} more, see --json", Tone.QUIET)
 
 
 def _list_differences(differences: tuple[Difference, ...] | Unavailable) -> Iterator[Part]:
@@ -321,7 +354,10 @@ def _tell_infinite(loss: LossComparison) -> str:
 
 
 def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + form.ratio(value)
+    text = form.ratio(value)
+    if text.startswith("<"):  # of rounding: it has no sign to speak of
+        return f"±{text}"
+    return ("+" if value > 0 else "") + text
 
 
 def _signed_duration(ns: float) -> str:

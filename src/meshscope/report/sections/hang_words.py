@@ -155,7 +155,7 @@ def _say_missing(hang: Hang) -> str:
 def _say_who_waits(hang: Hang) -> str:
     """`; ranks 0-2 wait for it in … since 0.7 s`."""
     if hang.operation is None:
-        return _have(hang, "; no rank waits for it yet", "")
+        return _have(hang, "; no rank waits for it yet", "") if len(hang.states) > 1 else ""
     where = _describe_operation(hang.operation)
     is_said = bool(_count_held(hang)[0])
     waits = f" for {_have(hang, 'it', 'them')} in {where}"
@@ -287,8 +287,9 @@ def _say_finished(hang: Hang) -> str:
 # --- what to do -----------------------------------------------------------------------------------
 
 _ADVICE = {
-    Reason.KILLED: "Look for who ended {who}: the kernel's log (out of memory), the scheduler, and "
-    "the end of the rank's own output; the others wait for nothing and can be ended.",
+    Reason.KILLED: "Look for who ended {who}: the kernel's log (out of memory), the scheduler, "
+    "os._exit in the program, and the end of the rank's own output; the others wait for nothing "
+    "and can be ended.",
     Reason.LOST: "Look whether the host of {who} is up and reachable, and at the end of the rank's "
     "own output; the others wait for nothing and can be ended.",
     Reason.RAISED: "Fix the error of {who}, which came first; the others' errors follow from it.",
@@ -306,6 +307,11 @@ _ADVICE = {
     Reason.MISMATCH: "Make all ranks of the group call the same operation: {who} came by another "
     "branch.",
 }
+_ADVICE_SHARED = (
+    "Each of {who} has the same operations under way, in another order: two threads use the group "
+    "at once. Give one of them a group of its own, such as "
+    "dcp.async_save(…, process_group=dist.new_group(backend='gloo'))."
+)
 _ADVICE_TRANSFER = (
     "All ranks have called it: look at the network between their hosts, and at what the backend "
     "says with its debug output (NCCL_DEBUG=INFO); end the job and start it from a checkpoint."
@@ -319,8 +325,22 @@ def advise(hang: Hang) -> str:
     if not hang.culprits:
         return _ADVICE_TRANSFER
     first = hang.culprits[0].reason
-    ranks = [culprit.rank for culprit in hang.culprits if culprit.reason is first]
-    return _ADVICE[first].format(who=name_ranks(ranks))
+    named = [culprit for culprit in hang.culprits if culprit.reason is first]
+    is_shared = first is Reason.MISMATCH and _is_shared([culprit.state for culprit in named])
+    advice = _ADVICE_SHARED if is_shared else _ADVICE[first]
+    if len(hang.states) == 1:
+        advice = advice.partition("; the others")[0].removesuffix(".") + "."
+    return advice.format(who=name_ranks([culprit.rank for culprit in named]))
+
+
+def _is_shared(states: Sequence[RankState]) -> bool:
+    """Whether ranks have several operations of a group under way, all the same ones: no branch
+    brought them there, only the order in which a rank's threads came."""
+    found = {
+        tuple(sorted((one.group_name, one.kind) for one in state.in_flight)) for state in states
+    }
+    several = found.pop() if len(found) == 1 else ()
+    return len(several) > len({group for group, _ in several})
 
 
 def say_when(hang: Hang) -> str:

@@ -201,8 +201,9 @@ def make_fits_section(answer: FitAnswer) -> Section:
     verb = "hardly fits" if answer.fits and answer.is_tight else "fits"
     verb = verb if answer.fits else "does not fit"
     head = (
-        f"It {verb}: the fullest rank needs about {form.memory(answer.peak_bytes)}, "
-        f"{form.ratio(answer.peak_bytes / answer.memory_bytes)} of {answer.device}."
+        f"It {verb}: the fullest rank needs about {form.memory(answer.peak_bytes)} in tensors, "
+        f"{form.ratio(answer.peak_bytes / answer.memory_bytes)} of {answer.device}; "
+        f"with allowances {form.memory(max(rank.total_bytes for rank in answer.ranks))}."
     )
     parts: list[Part] = [Headline(head, tone), Blank(), memory_table(answer.ranks)]
     parts.append(Line("* allowances, not derived", Tone.QUIET))

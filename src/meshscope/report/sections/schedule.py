@@ -29,7 +29,7 @@ def make_schedule_section(choice: ScheduleChoice) -> Section:
         key="schedule",
         title="",
         parts=(
-            Headline(form.begin_sentence(_say_best(choice))),
+            Headline(_say_best(choice)),
             make_facts([("Costs", form.clean_text(choice.source)), ("Held", held)]),
             Blank(),
             Table(
@@ -54,12 +54,22 @@ def make_schedule_section(choice: ScheduleChoice) -> Section:
 def _say_best(choice: ScheduleChoice) -> str:
     """The best that fits, and the best of the others: chunks can beat one stage on each rank."""
     rows = {one.name: one for one in (choice.found, *choice.built_in) if one.fits}
-    ordered = sorted(rows.values(), key=lambda one: one.bubble_ratio)
+    # Of those with the same bubble the one that holds least: its bubble is the cheaper one.
+    ordered = sorted(rows.values(), key=lambda one: (round(one.bubble_ratio, 6), one.max_held))
     best = ordered[0]
-    text = f"{_name(best)} has the smallest bubble that fits, {form.ratio(best.bubble_ratio)}"
+    text = (
+        f"Of those that fit {_name(best)} has the smallest bubble, {form.ratio(best.bubble_ratio)}"
+    )
     if len(ordered) == 1:
         return f"{text}; no other schedule fits the memory."
-    return f"{text}; {_name(ordered[1])} has {form.ratio(ordered[1].bubble_ratio)}."
+    second = ordered[1]
+    if round(second.bubble_ratio - best.bubble_ratio, 6) == 0:
+        return f"{text}; {_name(second)} has the same and holds {_compare_held(best, second)}."
+    return f"{text}; {_name(second)} has {form.ratio(second.bubble_ratio)}."
+
+
+def _compare_held(best: RatedSchedule, other: RatedSchedule) -> str:
+    return "more" if other.max_held > best.max_held else "as much"
 
 
 def _name(rated: RatedSchedule) -> str:

@@ -119,6 +119,12 @@ def _show_slowdowns(what: str, found: Mapping[str, float]) -> Part:
 
 
 def _show_share(share: Share) -> str:
+    if not (0.0 <= share.removed <= 1.0 and 0.0 <= share.added_alone <= 1.0):
+        return (
+            f"no share: ranks are uneven in turn, so none is the cause ({share.removed:.4f} of the "
+            f"excess goes if they are made even, {share.added_alone:.4f} stays if only they are "
+            "uneven)"
+        )
     return (
         f"{share.removed:.4f} of the excess goes if they are made even, {share.added_alone:.4f} "
         f"stays if only they are uneven"

@@ -16,7 +16,7 @@ from meshscope.simulate.work_parts import WorkParts
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 BETWEEN_STEPS = "between steps"
-IN_NO_PHASE = "in no phase"
+OUTSIDE_OF_PHASES = "outside of phases"
 ASIDE_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging"))
 """Phases a step does without at best."""
 _TRAINING_PHASES = frozenset((
@@ -49,7 +49,7 @@ class Place:
     def name(self) -> str:
         if self.phase:
             return f"{self.phase}, {BETWEEN_STEPS}" if self.is_between else self.phase
-        return BETWEEN_STEPS if self.is_between else IN_NO_PHASE
+        return BETWEEN_STEPS if self.is_between else OUTSIDE_OF_PHASES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,8 +8,9 @@ the schema calls missing is NULL. The tables are copies: nothing in SQL can chan
 them. `spans` holds the packed phases of steps too, as `Recording.read` gives them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
 from meshscope.errors import UsageError
 from meshscope.store.read.columns import Columns
 from meshscope.store.read.parquet import select_stored, sql_type, to_duckdb
+from meshscope.store.read.query_plan import TableScans, limit_optimizers
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt, Run
-from meshscope.store.schema import ACTION_KINDS, MISSING, TABLES, Table
+from meshscope.store.schema import ACTION_KINDS, MISSING, TABLES, Column, Table
 
 _BATCH_ROWS = 1 << 19
 """Rows handed to DuckDB at a time."""
@@ -72,8 +74,24 @@ LABELS: dict[tuple[str, str], tuple[str, ...]] = {
     ("actions", "kind"): ACTION_KINDS,
 }
 """Coded columns that have their text beside them, as `…_name`."""
+_KEYS = (("attempt", "INTEGER"), ("rank", "INTEGER"))
+_MAX_SEARCHED_STEPS = 50_000_000
 _NAMED_IDS = ("name_id", "phase_id", "kind_id", "detail_id")
 """Columns that hold a name id and have its text beside them, without the `_id`."""
+
+
+def open_planner() -> Any:
+    """A connection with all tables and no rows, for `plan_scans`."""
+    import duckdb
+
+    con = duckdb.connect()
+    limit_optimizers(con)
+    for make in (_make_ranks, _make_names, _make_groups):
+        make(con, ())
+    for name in QUERY_TABLES:
+        if name in TABLES:
+            _make_empty(con, TABLES[name], TABLES[name].columns)
+    return con
 
 
 def connect(
@@ -81,28 +99,38 @@ def connect(
     attempt: int | None = None,
     *,
     tables: Collection[str] | None = None,
+    scans: Mapping[str, TableScans] | None = None,
     max_bytes: int | None = None,
+    work_file: Path | None = None,
 ) -> Any:
     """A DuckDB connection with the run's tables, of one attempt or of all.
 
-    `tables` loads only those (a large run is quicker that way); by default all are. With
-    `max_bytes`, tables and queries take no more memory than that and none of the disk.
+    `tables` loads only those (a large run is quicker that way); by default all are. With `scans`,
+    only what a query reads of them is there: other ranks, rows and columns are not. With
+    `max_bytes`, tables and queries take no more memory than that and none of the disk, or what
+    does not fit goes to `work_file`.
     """
     import duckdb
 
-    attempts = _pick_attempts(run, attempt)
+    recordings = [(one, rank) for one in _pick_attempts(run, attempt) for rank in one]
     wanted = QUERY_TABLES if tables is None else [name for name in QUERY_TABLES if name in tables]
     limits: dict[str, str | bool | int | float | list[str]] = {}
     if max_bytes is not None:
         limits = {"memory_limit": f"{max_bytes}B", "temp_directory": ""}
-    con = duckdb.connect(config=limits)
-    _make_ranks(con, attempts)
-    _make_names(con, attempts)
-    _make_groups(con, attempts)
-    for name in wanted:
-        if name in TABLES:
-            _load_table(con, TABLES[name], attempts)
-            con.execute(f"CREATE VIEW {name} AS {_view_sql(TABLES[name])}")
+    con = duckdb.connect(":memory:" if work_file is None else str(work_file), config=limits)
+    _make_ranks(con, recordings)
+    parts = [
+        _choose_part(con, TABLES[name], recordings, scans) for name in wanted if name in TABLES
+    ]
+    named = recordings
+    if tables is not None and not {"names", "groups"} & set(tables):  # asked for by views only
+        used = {id(one) for part in parts for _, one in part.recordings}
+        named = [one for one in recordings if id(one[1]) in used]
+    _make_names(con, named)
+    _make_groups(con, named)
+    for part in parts:
+        _make_empty(con, part.table, part.columns)
+        _load(con, part)
     return con
 
 
@@ -129,29 +157,104 @@ def _pick_attempts(run: Run, attempt: int | None) -> tuple[Attempt, ...]:
     return (run.attempts[attempt],)
 
 
-def _load_table(con: Any, table: Table, attempts: Iterable[Attempt]) -> None:
-    columns = ", ".join(f"{column.name} {sql_type(column)}" for column in table.columns)
-    con.execute(f"CREATE TABLE _{table.name} (attempt INTEGER, rank INTEGER, {columns})")
-    names = ", ".join(column.name for column in table.columns)
-    for batch in _batches(table, attempts):
-        con.register("_batch", batch)
-        con.execute(
-            f"INSERT INTO _{table.name} SELECT attempt, rank, {names} FROM "
-            f"(SELECT attempt, rank, {select_stored(table)} FROM _batch)"
+_Recordings = Sequence[tuple[Attempt, Recording]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What is loaded of one table."""
+
+    table: Table
+    columns: tuple[Column, ...]
+    recordings: _Recordings
+    where: str
+    """What rows have to meet, over the table's columns."""
+    steps: tuple[int, int] | None
+    """First and last step that are used, of `steps`; None: all."""
+    limit: int | None
+    """So many rows are enough."""
+
+
+def _choose_part(
+    con: Any, table: Table, recordings: _Recordings, scans: Mapping[str, TableScans] | None
+) -> _Part:
+    if scans is None:
+        return _Part(
+            table=table,
+            columns=table.columns,
+            recordings=recordings,
+            where="true",
+            steps=None,
+            limit=None,
         )
+    used = scans.get(table.name, TableScans(()))
+    keys_only = "SELECT attempt, rank FROM ranks"
+    asked = con.execute(f"SELECT * FROM ({keys_only}) WHERE {used.where(con, _KEYS)}")
+    keys = set(asked.fetchall())
+    chosen = [one for one in recordings if (one[0].index, one[1].rank) in keys]
+    steps = _choose_steps(con, chosen, used) if table.name == "steps" else None
+    typed = [(column.name, sql_type(column)) for column in table.columns]
+    return _Part(
+        table=table,
+        columns=tuple(column for column in table.columns if used.uses(column.name)),
+        recordings=chosen,
+        where=used.where(con, [*_KEYS, *typed]),
+        steps=steps,
+        limit=used.find_limit(con, [*_KEYS, *typed]),
+    )
+
+
+def _choose_steps(con: Any, recordings: _Recordings, used: TableScans) -> tuple[int, int] | None:
+    """Of the recorded steps, from the first to the last that a query may want."""
+    where = used.where(con, (("step", "BIGINT"),))
+    if where == "true":
+        return None
+    found = [extent for _, one in recordings if (extent := one.find_step_extent()) is not None]
+    low, high = min((one[0] for one in found), default=0), max((one[1] for one in found), default=0)
+    if high - low > _MAX_SEARCHED_STEPS:
+        return None
+    query = f"SELECT min(step), max(step) FROM (SELECT unnest(range({low}, {high + 1})) AS step)"
+    first, last = con.execute(f"{query} WHERE {where}").fetchone()
+    return (first, last) if first is not None else (0, -1)
+
+
+def _make_empty(con: Any, table: Table, columns: Sequence[Column]) -> None:
+    """The table with some of its columns, and its view, in which the others are NULL."""
+    typed = [f"{column.name} {sql_type(column)}" for column in columns]
+    listed = ", ".join(("attempt INTEGER", "rank INTEGER", *typed))
+    con.execute(f"CREATE TABLE _{table.name} ({listed})")
+    con.execute(f"CREATE VIEW {table.name} AS {_view_sql(table, columns)}")
+
+
+def _load(con: Any, part: _Part) -> None:
+    table = replace(part.table, columns=part.columns)
+    names = ", ".join(("attempt", "rank", *(column.name for column in part.columns)))
+    stored = ", ".join(("attempt", "rank", *filter(None, (select_stored(table),))))
+    num_rows = 0
+    for batch in _batches(part, table):
+        con.register("_batch", batch)
+        (added,) = con.execute(
+            f"INSERT INTO _{table.name} SELECT {names} FROM (SELECT {stored} FROM _batch) "
+            f"WHERE {part.where}"
+        ).fetchone()
         con.unregister("_batch")
+        num_rows += added
+        if part.limit is not None and num_rows >= part.limit:
+            return
 
 
-def _batches(table: Table, attempts: Iterable[Attempt]) -> Iterator[dict[str, Any]]:
+def _batches(part: _Part, table: Table) -> Iterator[dict[str, Any]]:
     """The table's rows with attempt and rank, half a million or so at a time."""
     parts: list[Columns] = []
     num_rows = 0
-    for attempt, recording in _recordings(attempts):
-        columns = recording.read(table.name)
-        count = len(columns[table.columns[0].name])
+    for attempt, recording in part.recordings:
+        columns = (
+            recording.read(table.name) if part.steps is None else recording.read_steps([part.steps])
+        )
+        count = len(columns[part.table.columns[0].name])
         if not count:
             continue
-        scanned = to_duckdb(table, columns)
+        scanned = to_duckdb(table, {column.name: columns[column.name] for column in part.columns})
         scanned["attempt"] = np.full(count, attempt.index, dtype=np.int32)
         scanned["rank"] = np.full(count, recording.rank, dtype=np.int32)
         parts.append(scanned)
@@ -167,46 +270,43 @@ def _join(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _recordings(attempts: Iterable[Attempt]) -> Iterator[tuple[Attempt, Recording]]:
-    return chain.from_iterable(((attempt, rank) for rank in attempt) for attempt in attempts)
-
-
-def _view_sql(table: Table) -> str:
+def _view_sql(table: Table, there: Sequence[Column]) -> str:
     """The table as users see it: names as text beside their ids, missing values as NULL."""
     parts = ["t.rank", "t.attempt"]
     joins = []
     for column in table.columns:
         name = column.name
+        own = f"t.{name}" if column in there else f"NULL::{sql_type(column)}"
         if column.can_be_missing:
-            parts.append(f"nullif(t.{name}, {MISSING}) AS {name}")
+            parts.append(f"nullif({own}, {MISSING}) AS {name}")
         else:
-            parts.append(f"t.{name}")
+            parts.append(f"{own} AS {name}")
         labels = LABELS.get((table.name, name))
         if labels is not None:
             listed = ", ".join(f"'{label}'" for label in labels)
-            parts.append(f"[{listed}][t.{name}::INTEGER + 1] AS {name}_name")
+            parts.append(f"[{listed}][{own}::INTEGER + 1] AS {name}_name")
         if name in _NAMED_IDS:
             text, source = name.removesuffix("_id"), f"n_{name}"
-            unnamed = f"'(unnamed ' || t.{name} || ')'"
+            unnamed = f"'(unnamed ' || {own} || ')'"
             if name in ("phase_id", "detail_id"):  # 0 is outside of any phase, or no detail
-                unnamed = f"CASE WHEN t.{name} != 0 THEN {unnamed} END"
+                unnamed = f"CASE WHEN {own} != 0 THEN {unnamed} END"
             parts.append(f"coalesce({source}.name, {unnamed}) AS {text}")
             joins.append(
                 f"LEFT JOIN names {source} ON ({source}.attempt = t.attempt AND "
-                f"{source}.rank = t.rank AND {source}.name_id = t.{name})"
+                f"{source}.rank = t.rank AND {source}.name_id = {own})"
             )
         if name == "group_id":
             parts.append("g.description AS group_description")
             joins.append(
                 "LEFT JOIN groups g ON (g.attempt = t.attempt AND g.rank = t.rank AND "
-                "g.group_id = t.group_id)"
+                f"g.group_id = {own})"
             )
     return f"SELECT {', '.join(parts)} FROM _{table.name} t {' '.join(joins)}"
 
 
-def _make_ranks(con: Any, attempts: Iterable[Attempt]) -> None:
+def _make_ranks(con: Any, recordings: _Recordings) -> None:
     rows: list[tuple[object, ...]] = []
-    for attempt, recording in _recordings(attempts):
+    for attempt, recording in recordings:
         header = recording.header
         known = (_plain(header.get(name), kind) for name, kind, _ in RANK_COLUMNS[3:-1])
         is_closed = recording.closing is not None
@@ -214,17 +314,17 @@ def _make_ranks(con: Any, attempts: Iterable[Attempt]) -> None:
     _make_table(con, "ranks", RANK_COLUMNS, rows)
 
 
-def _make_names(con: Any, attempts: Iterable[Attempt]) -> None:
+def _make_names(con: Any, recordings: _Recordings) -> None:
     rows = [
         (attempt.index, recording.rank, name_id, _plain(text, "VARCHAR"))
-        for attempt, recording in _recordings(attempts)
+        for attempt, recording in recordings
         for name_id, text in recording.names.items()
         if 0 <= name_id < 1 << 16
     ]
     _make_table(con, "names", NAME_COLUMNS, rows)
 
 
-def _make_groups(con: Any, attempts: Iterable[Attempt]) -> None:
+def _make_groups(con: Any, recordings: _Recordings) -> None:
     rows = [
         (
             attempt.index,
@@ -234,7 +334,7 @@ def _make_groups(con: Any, attempts: Iterable[Attempt]) -> None:
             len(group.ranks),
             ",".join(map(str, group.ranks)),
         )
-        for attempt, recording in _recordings(attempts)
+        for attempt, recording in recordings
         for group in recording.groups.values()
         if 0 <= group.group_id < 1 << 16
     ]

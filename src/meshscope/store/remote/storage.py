@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshscope.errors import StorageError
+from meshscope.errors import StorageError, StorageNeedsPackage
 
 T = TypeVar("T")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
@@ -155,7 +155,8 @@ def _open_system(url: str) -> Any:
         package = _PACKAGES.get(scheme)
         if package is not None:
             raise ModuleNotFoundError(f"{url} needs {package}", name=package) from error
-        raise StorageError(f"{url}: {_first_line(error)}") from error
+        hint = "install it beside meshscope"
+        raise StorageNeedsPackage(f"{url}: {_first_line(error)}; {hint}") from error
     except (ValueError, TypeError) as error:
         raise StorageError(f"{url} cannot be opened: {_first_line(error)}") from error
 

@@ -12,17 +12,18 @@ from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
 from meshscope.core.operations import DTYPES, Kind
-from meshscope.core.unavailable import need
+from meshscope.core.unavailable import Unavailable, need
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.finding import Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.communication.transfers import LAYERED_AXES, rows_along
 from meshscope.diagnose.views.shared_cores import add_freed_cores
 from meshscope.diagnose.wording import memory, plural, ratio
-from meshscope.simulate.what_if import Edit
+from meshscope.simulate.what_if import Edit, Gain
 from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.schema import OperationFlag
 
 _MIN_REPEATED_RATIO = Threshold(
     name="repeated_reductions_min_ratio",
@@ -55,6 +56,18 @@ def _find_reductions(timeline: Timeline, communication: Job, axis: str) -> Bools
     is_forward = np.array([name == _FORWARD for name in operations.phases] + [False])
     found = (rows.kind == int(Kind.ALL_REDUCE)) & rows_along(communication, axis)
     return np.asarray(found & ~is_forward[rows.phase] & np.isin(rows.step, timeline.steps))
+
+
+def _tell_rest(
+    gain: Gain | Estimate | Unavailable, communication: Job
+) -> Gain | Estimate | Unavailable:
+    """A price on hosts is a lower bound, and says so: no record tells how long the training thread
+    copies and scales what is reduced."""
+    is_on_device = communication.operations.rows.has_flag(OperationFlag.DEVICE).any()
+    if is_on_device or isinstance(gain, Unavailable) or gain.saved_ns <= 0:
+        return gain
+    basis = f"at least: {gain.basis}; copying and scaling them is work of backward and not in it"
+    return Estimate(saved_ns=gain.saved_ns, step_ns=gain.step_ns, basis=basis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,7 +134,8 @@ class ReducedTooOften(Rule):
     How it is measured: all-reduces along dp outside of forward, added up by microbatch. Sums of
     less than 64 KiB, or of less than two fifths of what DistributedDataParallel says its
     parameters take, do not count. The gain is a replay in which all but the last microbatch's take
-    no time, and on hosts what the training thread waited for cores that they used.
+    no time, and on hosts what the training thread waited for cores that they used. On hosts that is
+    a lower bound, and the price says so: copying and scaling gradients is work of backward, too.
 
     What to change: put all microbatches but the last one inside `model.no_sync()`; let Accelerate
     do it (`accelerator.accumulate(model)`).
@@ -155,6 +169,7 @@ class ReducedTooOften(Rule):
         transfer = np.where(found.is_early, 0, communication.row_times.transfer_ns)
         edit = Edit(name="gradients reduced once in a step", transfer_ns=transfer)
         gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
+        gain = _tell_rest(gain, communication)
         times, size = plural(found.num_times, "time"), memory(found.size_bytes)
         return Finding(
             code=self.code,
@@ -186,8 +201,8 @@ class UnusedParameters(Rule):
 
     How it is measured: by what the wrapper says about itself, and by the operations it adds. The
     gain is a replay without these operations and without the unused parameters' share of all
-    reductions, as far as their bytes can take so long; the search is a part of forward and not in
-    it.
+    reductions, as far as their bytes can take so long. It is a lower bound, and on hosts says so:
+    the search is a part of forward, and copying and scaling what is reduced one of backward.
 
     What to change: without unused parameters leave the option out. Otherwise freeze or remove what
     is not used (`requires_grad_(False)` before the model is wrapped), or say `static_graph=True`
@@ -213,6 +228,7 @@ class UnusedParameters(Rule):
         share = unused_bytes / total_bytes
         edit = _drop_unused(timeline, communication, searching, share)
         gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
+        gain = _tell_rest(gain, communication)
         used = f"{memory(unused_bytes)} of {memory(total_bytes)} got no gradient ({ratio(share)})"
         title = (
             "parameters without a gradient are reduced"

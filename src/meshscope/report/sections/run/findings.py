@@ -40,7 +40,7 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
     low = [finding for finding in diagnosis.findings if finding.severity <= Severity.LOW]
     parts: list[Part] = []
     if not urgent:
-        parts.append(Line(describe_nothing(diagnosis)))
+        parts.append(Line(form.begin_sentence(describe_nothing(diagnosis))))
     for finding in urgent[:_MAX_SHOWN]:
         parts += _show_finding(finding, diagnosis)
     if len(urgent) > _MAX_SHOWN:
@@ -59,9 +59,11 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
 
 def describe_nothing(diagnosis: Diagnosis) -> str:
     """Rules that could not look, or not at everything, are counted: silence is no proof."""
-    blind = len(diagnosis.not_run)
-    unseen = f" ({form.count(blind)} could not see all they need)" if blind else ""
-    return f"{form.plural(len(diagnosis.rules), 'rule')} ran{unseen}; no finding above low severity"
+    num_low, blind = len(diagnosis.findings), len(diagnosis.not_run)
+    low = f" ({num_low} of low severity: --explain)" if num_low else ""
+    unseen = f", {form.count(blind)} could not see all they need" if blind else ""
+    rules = form.plural(len(diagnosis.rules), "rule")
+    return f"no finding above low severity{low}; {rules} ran{unseen}"
 
 
 def describe_worst(diagnosis: Diagnosis) -> str:
@@ -182,6 +184,10 @@ def _describe_value(evidence: Evidence) -> str:
         return show(value)
     text = form.count(value) if isinstance(value, int) else form.numbers(value)[0]
     unit = evidence.unit.replace("_per_s", "/s").replace("_", " ")
+    if unit == "step":  # its number
+        return text
+    if unit == "steps" and value == 1:
+        unit = "step"
     return f"{text} {unit}" if unit else text
 
 

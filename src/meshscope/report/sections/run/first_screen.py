@@ -75,10 +75,11 @@ def _show_verdict(report: Report) -> Section:
     diagnosis = report.diagnosis
     if diagnosis is not None:
         worst = describe_worst(diagnosis)
-        num_low = form.plural(len(diagnosis.findings), "finding")
-        low = f" ({num_low} of low severity: --explain)" if diagnosis.findings else ""
-        nothing = f"{describe_nothing(diagnosis)}{low}."
-        lines.insert(0, Headline(worst or nothing, Tone.CRITICAL if worst else Tone.STRONG))
+        if worst:
+            lines.insert(0, Headline(worst, Tone.CRITICAL))
+        elif not isinstance(report.study.step_ns, Unavailable):  # else nothing was looked at
+            nothing = form.begin_sentence(describe_nothing(diagnosis))
+            lines.insert(0, Headline(f"{nothing}.", Tone.STRONG))
     if report.hang is not None and report.hang.is_stuck:
         lines.insert(0, Headline(f"{make_sentence(report.hang)} (meshscope hang)", Tone.CRITICAL))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
