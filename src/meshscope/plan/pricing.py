@@ -146,13 +146,17 @@ def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tu
     moved = np.where(
         columns.zero_stage >= 1, scattered + precision.weight_bytes, 2 * precision.gradient_bytes
     )
+    # FSDP2, which cuts states between processes too, sends every layer and the tables by itself:
+    # gloo's reduce-scatter goes around twice and a gather once, an all-reduce twice.
+    cut_calls = 1.5 * (job.model.num_layers / columns.pp + 1)
+    num_calls = np.where(cluster.is_host & (columns.zero_stage >= 1), cut_calls, 1.0)
     total = np.zeros(len(columns))
     for number, degree, stride in (
         (dense, replicas, columns.tp),
         (routed, expert_replicas, columns.tp * columns.ep),
     ):
         bandwidth = find_bandwidth(degree, stride, cluster, constants)
-        latency = time_latency(degree, cluster, constants, num_passes=2)
+        latency = num_calls * time_latency(degree, cluster, constants, num_passes=2)
         found = (degree - 1) / degree * moved * number / bandwidth + latency
         total = total + np.where((degree > 1) & (number > 0), found, 0.0)
     # ZeRO 3 reduces layer by layer, which is in the layers' times.

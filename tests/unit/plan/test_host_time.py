@@ -61,6 +61,12 @@ def test_zero_3_gathers_the_tables_too():
     assert found.dp_s == pytest.approx(4 * 7e-3 * (4 * 4 + 3), rel=1e-3)
 
 
+def test_zero_1_sends_layer_by_layer():
+    """Five groups of a reduce-scatter of two passes and a gather, after the last backward."""
+    found = price(Candidate(dp=8, zero_stage=1), **LATENCY)
+    assert found.dp_s == pytest.approx(4 * 7e-3 * 5 * 3, rel=1e-3)
+
+
 def test_messages_of_a_pipeline_are_work():
     """Each is sent by a core that could have computed: four messages on one core."""
     quick, slow = (
