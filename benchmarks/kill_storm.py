@@ -267,6 +267,7 @@ def check_archive(run_dir: Path, url: str, acknowledged: Acknowledged, result: M
     found = kill_thinning.open_archive(url)
     if found is None:
         result.num_archived_lost += 1
+        result.problems.append("the archive could not be opened after its last pass")
         return
     compared = kill_thinning.compare(found, acknowledged)
     result.num_archived_lost += compared.num_lost

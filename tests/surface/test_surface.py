@@ -221,7 +221,7 @@ FLAGS = {
     "glossary": [],
 }
 
-STORE_SCHEMA_VERSION = 1
+STORE_SCHEMA_VERSION = 2
 STORE_TABLES = {
     "steps": [
         "step",

@@ -19,7 +19,7 @@ from meshscope.store.write.pack import (
     PackWriter,
     extent_of,
 )
-from meshscope.store.write.table_file import HEADER_BYTES, TableWriter
+from meshscope.store.write.table_file import HEADER_BYTES, STATUS_OFFSET, TableWriter, unpack_slot
 
 NUM_RECORDS = 70_000
 """4.3 MiB: three directory pages and more."""
@@ -94,6 +94,18 @@ def test_a_directory_is_read_on_where_it_was_left(tmp_path: Path) -> None:
         assert [sum(n for _, n, _ in one) for one in index.extents.values()] == [
             extent_of(size)[1]
         ] * 2
+
+
+def test_a_table_that_grows_while_it_is_read_is_not_taken_for_cut(tmp_path: Path) -> None:
+    path = tmp_path / PACK_NAME
+    table = fill(path, 100)["scalars"]
+    with ByteFile(path / "scalars.tbl") as file:
+        for number in range(100, 5000):
+            table.put(64, number, number, 0, -1, 0, 0)
+        data = file.read_all()
+    status = unpack_slot(data, STATUS_OFFSET)
+    assert status is not None
+    assert status[2] == len(data)
 
 
 @pytest.mark.parametrize("copy", [0, 1])

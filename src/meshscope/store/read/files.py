@@ -76,6 +76,16 @@ class ByteFile:
             return os.pread(self._fd, num_bytes, offset)
         return self._extents.read(self._fd, offset, min(offset + num_bytes, self.size_bytes))
 
+    def look_again(self) -> None:
+        """Takes in what was added since it was opened."""
+        pack = pack_of(self._path)
+        if pack is None:
+            self.size_bytes = os.fstat(self._fd).st_size
+        else:
+            index, _ = find_index(pack, self._fd)
+            self._extents = index.extents[self._path.stem]
+            self.size_bytes = index.size_of(self._path.stem, os.fstat(self._fd).st_size)
+
     def read_all(self) -> bytes:
         """The whole file, as long as it is now: it may have grown since it was opened."""
         if self.size_bytes > MAX_FILE_BYTES:
@@ -83,7 +93,10 @@ class ByteFile:
             raise OSError(errno.EFBIG, text, str(self._path))
         try:
             if self._extents is not None:
-                return self.read(0, self.size_bytes)
+                # What the first page says of the length was true when it was read, or before.
+                head = self.read(0, HEADER_BYTES)
+                self.look_again()
+                return head + self.read(len(head), self.size_bytes)
             with open(self._fd, "rb", buffering=0, closefd=False) as file:
                 return file.readall()
         except MemoryError:

@@ -148,7 +148,9 @@ def read_time_windows(
     """The rows of a table whose moments lie in the windows, and what its head says is lost."""
     bounds = list(zip(windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True))
     with _RecordFile(path) as file:
-        page, size = file.read(0, HEADER_BYTES), file.size_bytes
+        page = file.read(0, HEADER_BYTES)
+        file.look_again()  # it is at least as long as the page says
+        size = file.size_bytes
         columns = _read(file, table, TIME_OF[table.name], bounds)
     return columns, find_losses(page, size, table, path=path, rank=rank)
 
