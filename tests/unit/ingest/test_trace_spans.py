@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from made_traces import host, nccl, read
-from meshscope.ingest.traces.trace_spans import number_rows, read_arguments, unite_events
+from meshscope.ingest.kineto.trace_columns import Category
+from meshscope.ingest.traces import trace_host, trace_spans
+from meshscope.ingest.traces.trace_spans import (
+    find_named,
+    number_rows,
+    read_arguments,
+    unite_events,
+)
+from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.intervals import unite
 
 
@@ -57,3 +65,35 @@ def test_many_events_are_united_as_few_are(tmp_path, length) -> None:
         assert found.start_ns.tolist() == expected.start_ns.tolist()
         assert found.end_ns.tolist() == expected.end_ns.tolist()
         assert len(found) > 1
+
+
+@pytest.mark.parametrize("num_wanted", [0, 2, 9])
+def test_long_traces_are_looked_through_in_parts_with_the_same_result(
+    tmp_path, monkeypatch, num_wanted
+) -> None:
+    random = np.random.default_rng(7)
+    categories = ("cpu_op", "user_annotation", "cuda_runtime")
+    events = [
+        host(categories[random.integers(3)], f"op{random.integers(12)}", 3 * at, 20)
+        for at in range(100)
+    ]
+    events += [host("cpu_op", "c10d::allreduce_", 40, 2), host("cpu_op", "outer", 39, 30)]
+    trace = read(tmp_path / "t.json", events)
+    wanted = {f"op{number}" for number in range(num_wanted)}
+
+    def ask() -> tuple[list[int], object]:
+        rows = find_named(trace, wanted.__contains__, Category.CPU_OP, Category.ANNOTATION)
+        return rows.tolist(), TraceView(trace).host
+
+    whole = ask()
+    for module in (trace_spans, trace_host):
+        monkeypatch.setattr(module, "AT_ONCE", 7)
+    assert ask() == whole
+    kinds = (int(Category.CPU_OP), int(Category.ANNOTATION))
+    assert whole[0] == [
+        row
+        for row, (name, kind) in enumerate(
+            zip(trace.events.name.tolist(), trace.events.category.tolist(), strict=True)
+        )
+        if kind in kinds and trace.strings[name] in wanted
+    ]
