@@ -196,7 +196,7 @@ def _note_file(event: str, arguments: tuple[Any, ...]) -> None:
     if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
         if SCAN_CACHE_SUFFIX not in Path(name).name:
             _watch.written.append(name)
-    elif name.endswith(".tbl"):
+    elif name.endswith((".tbl", ".pack")):
         _watch.num_tables_read += 1
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshscope.core.layout import Layout
+from meshscope.store.read.files import pack_of
 from meshscope.store.schema import MISSING
-from meshscope.store.write.table_file import HEADER_BYTES
+from meshscope.store.write.pack import PACK_NAME, find_index
+from meshscope.store.write.table_file import HEADER_BYTES, pack_record
 from meshscope.store.write.writer import RankWriter
 
 MS = 1_000_000
@@ -154,7 +156,7 @@ def make_run(
                 num_device_steps_given_up=0,
             )
         if rank in faults.damaged:
-            flip_byte(writer.directory / f"{faults.damaged[rank]}.tbl", HEADER_BYTES + 64 + 20)
+            flip_byte(table_path(writer.directory, faults.damaged[rank]), HEADER_BYTES + 64 + 20)
     return path
 
 
@@ -240,8 +242,45 @@ def make_writer(path: Path, rank: int = 0, world_size: int = 1, **header: object
     return RankWriter(path, rank, header=fields)
 
 
+def table_path(directory: Path, name: str) -> Path:
+    """A table in the pack that a rank writes."""
+    return directory / PACK_NAME / f"{name}.tbl"
+
+
+def place_of(path: Path, offset: int) -> tuple[Path, int]:
+    """The file that has a byte of a table, or of a file, and where."""
+    pack = pack_of(path)
+    if pack is None:
+        return path, offset
+    with pack.open("rb") as file:
+        index, _ = find_index(pack, file.fileno())
+    first, _, at = [one for one in index.extents[path.stem] if one[0] <= offset][-1]
+    return pack, at + offset - first
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Bytes of a file, or of a table in a pack, that do not go on beyond one extent."""
+    place, at = place_of(path, offset)
+    with place.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
 def flip_byte(path: Path, offset: int) -> None:
-    """Damages one byte of a file."""
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0xFF
-    path.write_bytes(bytes(data))
+    """Damages one byte of a file, or of a table in a pack."""
+    place, at = place_of(path, offset)
+    overwrite(place, at, bytes([place.read_bytes()[at] ^ 0xFF]))
+
+
+def lose_table(path: Path) -> None:
+    """Makes a pack as if a table were not in it."""
+    pack = path.parent
+    data = bytearray(pack.read_bytes())
+    for at in range(HEADER_BYTES, 2 * HEADER_BYTES, 64):
+        words = struct.unpack_from("<8q", data, at)[1:]
+        if struct.pack("<4q", *words[:4]).rstrip(b"\0") == path.stem.encode():
+            other = struct.unpack("<4q", b"lost".ljust(32, b"\0"))
+            data[at : at + 64] = pack_record(at, (*other, *words[4:]))
+    draft = pack.with_name(".draft")  # another file: what is known of one is kept
+    draft.write_bytes(data)
+    draft.replace(pack)

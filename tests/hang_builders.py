@@ -26,9 +26,9 @@ from meshscope.store.read.run import open_run
 from meshscope.store.schema import MISSING, NoteCode, OperationFlag
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 from meshscope.store.write.in_flight import InFlightWriter, channel_code
+from meshscope.store.write.now_file import NOW_NAME, NowFile
 from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
-    OPEN_STEP_NAME,
     PHASE_ORDER,
     STAMP_FACTOR,
     OpenStepWriter,
@@ -192,9 +192,8 @@ class JobRank:
             },
             mapped=header.get("mapped", True),
         )
-        self.in_flight = InFlightWriter(
-            self.writer.directory / "in_flight.bin", self.start_ns, mapped=True
-        )
+        self._now = NowFile(self.writer.directory / NOW_NAME, mapped=True)
+        self.in_flight = InFlightWriter(self._now, self.start_ns)
         self._ids: dict[JobGroup, int] = {}
         self._rows: dict[tuple[object, ...], int] = {}
         self._numbers: Counter[tuple[object, ...]] = Counter()
@@ -304,7 +303,7 @@ class JobRank:
     def is_in_phase(self, name: str, ago_s: float) -> "JobRank":
         """Begins a phase that does not end."""
         if self._stamps is None:
-            self._stamps = OpenStepWriter(self.directory / OPEN_STEP_NAME, self.start_ns)
+            self._stamps = OpenStepWriter(self._now, self.start_ns)
         word = FIRST_STAMP_WORD + 2 * PHASE_ORDER.index(name)
         self._stamps.words[word] = (self.at(ago_s) - self._stamps.epoch_ns) * STAMP_FACTOR
         return self

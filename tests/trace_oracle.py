@@ -104,6 +104,8 @@ class Oracle:
             category = str(one.get("cat", "")).lower()
             begin = to_ns(one["ts"])
             span = (begin, begin + to_ns(one["dur"]))
+            if span[1] < begin:
+                continue  # no such event can have been
             arguments = one.get("args") if isinstance(one.get("args"), dict) else {}
             name = str(one.get("name", ""))
             if category in DEVICE_CATEGORIES:
@@ -191,7 +193,8 @@ class Oracle:
         started = sorted(
             [s[0] for s, name, c, *_ in self.host if c == "cpu_op"] + list(self.calls.values())
         )
-        begins = [min(started[0], ends[0] - 1), *ends[:-1]]
+        ranges = [s[0] for s, _, c, *_ in self.host if c == "user_annotation"]
+        begins = [min(started[0], ends[0] - 1, *ranges), *ends[:-1]]
         spans = list(zip(begins, ends, strict=True))
         counts = [bisect.bisect_left(started, e) - bisect.bisect_left(started, b) for b, e in spans]
         middle = sorted(counts[1:])

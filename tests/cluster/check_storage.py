@@ -84,7 +84,7 @@ def test_folder_parquet_objects_and_archive_give_one_json(call, report, run, buc
     compact = tmp_path / "compact"
     shutil.copytree(run, compact)
     call("compact", compact, "--include-unfinished", "--remove-raw")
-    assert not list(compact.rglob("*.tbl"))
+    assert not list(compact.rglob("*.pack"))
     put(run, f"{bucket}/plain")
     put(compact, f"{bucket}/parquet")
     call("archive", run, f"{bucket}/archived")
@@ -134,10 +134,10 @@ def test_what_was_read_once_is_not_sent_again(report, run, bucket, cache):
     url = f"{bucket}/run"
     put(run, url)
     report(url)
-    copies = {path: path.stat().st_mtime_ns for path in cache.rglob("*.tbl")}
+    copies = {path: path.stat().st_mtime_ns for path in cache.rglob("*.pack")}
     assert copies
     report(url)
-    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.tbl")} == copies
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.pack")} == copies
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_run_ships_real_ranks_whose_job_and_shipper_fail(call, report, bucket, t
         words += [program, 400, tmp_path / "store"]
         job = subprocess.Popen([*map(str, words)], stdout=said, stderr=said)
     text = (tmp_path / "said").read_text
-    while not (run / "rank00000" / "attempt001" / "steps.tbl").exists():
+    while not (run / "rank00000" / "attempt001" / "tables.pack").exists():
         assert job.poll() is None, text()
         time.sleep(0.1)
     shipper = find_shipper(url)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
 from meshscope.store.write.journal import pack_extent
+from meshscope.store.write.now_file import NOW_NAME, NowFile
 from meshscope.store.write.open_step import OpenPhase, OpenStepWriter, read_open_step
 from meshscope.store.write.table_file import CHECK_SALT, CLOSE_OFFSET, STATUS_OFFSET, pack_record
 
@@ -31,7 +32,11 @@ def test_every_column_is_listed() -> None:
 
 def test_the_worked_example_is_right() -> None:
     page = (DOCS / "store.md").read_text(encoding="utf-8")
-    example = page.split("**Example.**")[1]
+    _, of_entry, example = page.split("**Example.**")
+    entry = bytes.fromhex(re.findall(r"```\n(.*?)```", of_entry, flags=re.DOTALL)[0])
+    name = int.from_bytes(b"steps", "little")
+    assert entry == pack_record(4096, (name, 0, 0, 0, 8192, 0, 8192))
+    assert f"{int.from_bytes(entry[:8], 'little'):#018x}" in of_entry
     shown = bytes.fromhex(re.findall(r"```\n(.*?)```", example, flags=re.DOTALL)[0])
     value_bits = 4_607_182_418_800_017_408  # 1.0
     assert shown == pack_record(2, (64, 7, 1_000_000_000, value_bits, -1, 0, 0))
@@ -65,5 +70,5 @@ def test_stamps_written_from_the_page_are_read(tmp_path: Path) -> None:
         )
     ]
     assert read_open_step(data, epoch) == (phases, 0)
-    OpenStepWriter(tmp_path / "open_step.bin", epoch + 1)
-    assert (tmp_path / "open_step.bin").read_bytes()[:24] == data[:24]
+    OpenStepWriter(NowFile(tmp_path / NOW_NAME, mapped=True), epoch + 1)
+    assert (tmp_path / NOW_NAME).read_bytes()[:24] == data[:24]

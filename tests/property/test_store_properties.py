@@ -1,5 +1,6 @@
 """Properties of the run store: write → read is the identity; no changed or cut byte goes unseen."""
 
+import re
 import struct
 import tempfile
 from pathlib import Path
@@ -10,12 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshscope.errors import RunError
-from meshscope.store.read.columns import Columns, Problem, TableRead, decode_table
+from meshscope.store.read.columns import (
+    Columns,
+    Problem,
+    TableRead,
+    decode_table,
+)
+from meshscope.store.read.files import ByteFile, read_file
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES, Column, Table
+from meshscope.store.write import pack
 from meshscope.store.write.journal import read_journal
 from meshscope.store.write.manifest import unseal
+from meshscope.store.write.pack import PACK_NAME
 from meshscope.store.write.writer import RankWriter
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -135,20 +144,34 @@ def read_again(path: Path, data: bytes) -> tuple[list[object], int]:
     if path.name == "journal.jsonl":
         lines, damage = read_journal(data)
         return ([*damage] if lines else [*damage, "no header"]), len(lines)
-    read, _ = decode_table(data, TABLES[path.stem], path=path, rank=0)
-    return [*read.problems], len(read.columns[TABLES[path.stem].columns[0].name])
+    pack._kept.clear()  # else its directory is known from before
+    path.write_bytes(data)
+    with ByteFile(path) as file:
+        problems: list[object] = [*file.find_problems()]
+    num_read = 0
+    for name in ("steps", "scalars"):
+        try:
+            table = path / f"{name}.tbl"
+            read, _ = decode_table(read_file(table), TABLES[name], path=table, rank=0)
+        except FileNotFoundError as error:
+            problems.append(error)
+            continue
+        problems += read.problems
+        num_read += len(read.columns["step"])
+    return problems, num_read
 
 
 def run_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def interesting_bytes(path: Path, data: bytes) -> range | list[int]:
-    """Every byte; of a long stretch of zeros behind the records its ends and every 97th."""
-    used = len(data.rstrip(b"\0"))
-    if len(data) - used < 200:
-        return range(len(data))
-    return [*range(used + 100), *range(used + 100, len(data), 97), len(data) - 1]
+def interesting_bytes(data: bytes) -> list[int]:
+    """Every byte; of a long stretch of zeros its ends and every 97th."""
+    found: set[int] = set()
+    for run in re.finditer(rb"\0{200,}|.", data, re.DOTALL):
+        first, last = run.span()
+        found |= {*range(first, last, 97 if last - first > 1 else 1), last - 1}
+    return sorted(found)
 
 
 def test_every_flipped_byte_is_seen_and_costs_at_most_its_record(
@@ -160,28 +183,32 @@ def test_every_flipped_byte_is_seen_and_costs_at_most_its_record(
         problems, num_read = read_again(path, data)
         assert problems == []
         assert num_read > 0
-        for offset in interesting_bytes(path, data):
+        for offset in interesting_bytes(data):
             for flip in (0x01, 0x80, 0xFF):
                 changed = bytearray(data)
                 changed[offset] ^= flip
                 problems, num_left = read_again(path, bytes(changed))
                 assert problems, f"{path.name}: byte {offset} ^ {flip:#x}"
-                if path.suffix == ".tbl":
-                    assert num_left >= num_read - (offset >= 4096)
+                if path.name == PACK_NAME:
+                    assert num_left >= num_read - 1, f"byte {offset} ^ {flip:#x}"
                 elif path.suffix == ".jsonl":
                     assert num_left >= num_read - 2  # a changed newline joins two lines
                 num_checked += 1
+        path.write_bytes(data)
     assert num_checked > 10_000
 
 
 def test_every_cut_is_seen_and_costs_only_what_was_behind_it(small_run: tuple[Path, bool]) -> None:
     for path in run_files(small_run[0]):
         data = path.read_bytes()
-        for size in interesting_bytes(path, data):
+        for size in interesting_bytes(data):
             problems, num_left = read_again(path, data[:size])
             assert problems, f"{path.name} cut at {size}"
-            if path.suffix == ".tbl" and size >= 4096:
-                assert num_left == min((size - 4096) // 64, 20)
+            if path.name == PACK_NAME and size > 8192:
+                tables = data.find(b"MSHSCOPE"), data.rfind(b"MSHSCOPE")
+                whole = [min(max((size - at - 4096) // 64, 0), 20) for at in tables]
+                assert num_left == sum(whole), size
+        path.write_bytes(data)
 
 
 # --- larger runs ------------------------------------------------------------------------------
@@ -190,7 +217,7 @@ def test_every_cut_is_seen_and_costs_only_what_was_behind_it(small_run: tuple[Pa
 def make_table_bytes(directory: Path, count: int, *, mapped: bool, is_closed: bool) -> bytes:
     records = [(1, n, 2 * n, 3 * n, -1, 0, 0) for n in range(count)]
     write_run(directory, {"spans": records}, mapped=mapped, is_closed=is_closed)
-    return next(directory.rglob("spans.tbl")).read_bytes()
+    return read_file(next(directory.rglob(PACK_NAME)) / "spans.tbl")
 
 
 @pytest.fixture(scope="module")
@@ -251,15 +278,15 @@ def test_a_cut_or_a_flip_anywhere_in_a_larger_file_is_seen(
 
 
 @settings(max_examples=100, deadline=None)
-@given(content=st.binary(max_size=9000))
-def test_any_bytes_at_all_are_read_without_an_error(content: bytes) -> None:
+@given(content=st.binary(max_size=9000), name=st.sampled_from(("steps.tbl", PACK_NAME, "now.bin")))
+def test_any_bytes_at_all_are_read_without_an_error(content: bytes, name: str) -> None:
     decode(content)
     read_journal(content)
     with tempfile.TemporaryDirectory() as directory:
         attempt = Path(directory) / "rank00000" / "attempt000"
         attempt.mkdir(parents=True)
         (attempt / "journal.jsonl").write_bytes(content)
-        (attempt / "steps.tbl").write_bytes(content)
+        (attempt / name).write_bytes(content)
         (Path(directory) / "run.json").write_bytes(content)
         try:
             recording = open_run(directory).last_attempt.ranks[0]

@@ -20,7 +20,8 @@ from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import SpanFlag, StepFlag
-from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.write.now_file import NOW_NAME, NowFile
+from meshscope.store.write.open_step import OpenStepWriter
 from meshscope.store.write.writer import RankWriter
 
 EPOCH = 7_000_000_000
@@ -167,7 +168,11 @@ def record(
     timeline = timeline_type(lambda: model.now)
     timeline.spans, timeline.steps = writer.table("spans"), writer.table("steps")
     timeline.phases = writer.table("phases")
-    index = OpenStepWriter(writer.directory / OPEN_STEP_NAME, EPOCH) if has_short_cut else None
+    index = (
+        OpenStepWriter(NowFile(writer.directory / NOW_NAME, mapped=True), EPOCH)
+        if has_short_cut
+        else None
+    )
     timeline.store_stamps(index)
     for action, name, elapsed in script:
         model.do(action, name, elapsed)

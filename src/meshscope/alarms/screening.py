@@ -17,9 +17,9 @@ from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.read.columns import decode_words, int64_column
 from meshscope.store.read.run import Attempt
+from meshscope.store.read.table_files import live_file
 from meshscope.store.read.table_tails import TableTails
 from meshscope.store.schema import COLLECTIVES, STEPS, Table
-from meshscope.store.write.writer import TABLE_SUFFIX
 
 NUM_KEPT_STEPS = 128
 _NUM_JUDGED_STEPS = 24
@@ -154,5 +154,5 @@ def _group_by_stage(attempt: Attempt) -> list[Int64s]:
 
 
 def _open_tails(attempt: Attempt, table: Table) -> TableTails:
-    paths = [recording.directory / f"{table.name}{TABLE_SUFFIX}" for recording in attempt]
+    paths = [live_file(recording.directory, table.name) for recording in attempt]
     return TableTails(paths, num_before=4 * NUM_KEPT_STEPS)

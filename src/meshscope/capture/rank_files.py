@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.capture.stacks.dumps import StackDumps
-from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.write.now_file import NowFile
+from meshscope.store.write.open_step import OpenStepWriter
 from meshscope.store.write.writer import RankWriter
 
 
@@ -16,20 +17,19 @@ class RankFiles:
     claims: tuple[object, ...]
     """What the header says of this process; files of other claims are made anew."""
     writer: RankWriter
+    now: NowFile | None
     open_step: OpenStepWriter | None
     stack_dumps: StackDumps | None
 
     def place(self, claims: tuple[object, ...]) -> bool:
         """Puts files that were made ahead into the run; False where they no longer fit."""
-        if self.claims != claims or not self.writer.publish():
-            return False
-        if self.open_step is not None:
-            self.open_step.path = self.writer.directory / OPEN_STEP_NAME
-        return True
+        return self.claims == claims and self.writer.publish()
 
     def discard(self) -> None:
         if self.stack_dumps is not None:
             self.stack_dumps.remove()
+        if self.now is not None:
+            self.now.disarm()
         self.writer.discard()
 
 

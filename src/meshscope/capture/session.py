@@ -34,7 +34,7 @@ from meshscope.capture.operations.operation_log import OperationLog
 from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.rank_files import RankFiles, are_devices_known
-from meshscope.capture.stacks.dumps import STACKS_NAME, StackDumps
+from meshscope.capture.stacks.dumps import StackDumps
 from meshscope.capture.stacks.sampler import StackSampler
 from meshscope.capture.steps.scalars import ScalarLog
 from meshscope.capture.steps.timeline import NullSink
@@ -44,8 +44,9 @@ from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
 from meshscope.store.write.access import can_rename_new
 from meshscope.store.write.cut_guard import count_cut_pages
-from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter
-from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.write.in_flight import InFlightWriter
+from meshscope.store.write.now_file import NOW_NAME, NowFile
+from meshscope.store.write.open_step import OpenStepWriter
 from meshscope.store.write.segments import AnyTable
 from meshscope.store.write.writer import RankWriter, is_mappable, rank_dir_name
 
@@ -112,6 +113,7 @@ class Session:
         )
         self.settings = Settings(self.journal)
         self.stack_sampler = StackSampler(self, lambda: self.timeline.current_step)
+        self._now: NowFile | None = None
         self._open_step: OpenStepWriter | None = None
         self._stack_dumps: StackDumps | None = None
         self._flusher: threading.Thread | None = None
@@ -185,7 +187,8 @@ class Session:
             run_dir = resolve_run_dir(self._given_run_dir, identity)
             files = self._make_files(identity, run_dir, is_draft=False)
         self.writer = self.last_writer = writer = files.writer
-        self._open_step, self._stack_dumps = files.open_step, files.stack_dumps
+        self._now, self._open_step = files.now, files.open_step
+        self._stack_dumps = files.stack_dumps
         self.guard.on_first = lambda site, text: writer.journal.write(
             "health", cause="recorder", where=site, count=1, text=text
         )
@@ -220,11 +223,9 @@ class Session:
         )
         writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
         self.next_clocks_ns = mono_ns + CLOCKS_EVERY_NS
-        open_step = None
-        if writer.is_mapped:
-            # Without a file for stamps (the disk is full) there is no short cut.
-            path = writer.directory / OPEN_STEP_NAME
-            open_step = self.guard.run("open step", OpenStepWriter, path, mono_ns)
+        # Without a mapped file for stamps (the disk may be full) there is no short cut.
+        now = self.guard.run("now file", self._make_now_file, writer)
+        open_step = None if now is None or not writer.is_mapped else OpenStepWriter(now, mono_ns)
         if is_draft:  # what every training writes in its first steps
             wanted = {"scalars": config.signals, "memory": config.memory}
             for name in ("steps", "phases", "spans", *(n for n, on in wanted.items() if on)):
@@ -236,9 +237,14 @@ class Session:
         return RankFiles(
             claims=self._list_claims(identity),
             writer=writer,
+            now=now,
             open_step=open_step,
             stack_dumps=self._offer_stacks(writer) if config.stack_dumps else None,
         )
+
+    @staticmethod
+    def _make_now_file(writer: RankWriter) -> NowFile:
+        return NowFile(writer.directory / NOW_NAME, mapped=writer.is_mapped)
 
     def _list_claims(self, identity: Identity) -> tuple[object, ...]:
         return (identity, self.layout, dict(self.stage_layers), self.prediction, self.config)
@@ -281,7 +287,7 @@ class Session:
 
     def _offer_stacks(self, writer: RankWriter) -> StackDumps | None:
         try:
-            found = StackDumps(writer.directory / STACKS_NAME)
+            found = StackDumps(writer.directory / NOW_NAME)
         except (OSError, ValueError) as error:
             logger.info("meshscope hang will have no stacks of this process: %s", error)
             return None
@@ -352,8 +358,8 @@ class Session:
                 return False
             log, writer = self.operations, self.writer
             if log.in_flight is None:
-                path = writer.directory / IN_FLIGHT_NAME
-                log.in_flight = InFlightWriter(path, self.clock(), mapped=writer.is_mapped)
+                now = self._now = self._now or self._make_now_file(writer)
+                log.in_flight = InFlightWriter(now, self.clock())
                 if log.groups is not None:
                     log.groups.in_flight = log.in_flight
                 self._connect_operations()
@@ -531,9 +537,10 @@ class Session:
             num_operations_unrecognised=self.operations.num_unrecognised,
             device_clock_uncertainty_ns=device_uncertainty_ns,
         )
-        if self._open_step is not None:
-            self._open_step.remove()
-            self._open_step = None
+        self._open_step = None
+        if self._now is not None:
+            self._now.disarm()
+            self._now = None
 
     def _remove_stack_dumps(self) -> None:
         if self._stack_dumps is not None:
@@ -564,6 +571,8 @@ class Session:
         if prepared is not None:  # the parent's: a child that trains makes its own
             if prepared.stack_dumps is not None:
                 prepared.stack_dumps.remove()
+            if prepared.now is not None:
+                prepared.now.disarm()
             prepared.writer.disarm()
         if self.writer is None:
             return False
@@ -573,6 +582,9 @@ class Session:
         self._remove_stack_dumps()
         if self.operations.in_flight is not None:
             self.operations.in_flight.disarm()
+        if self._now is not None:
+            self._now.disarm()
+            self._now = None
         self.is_closed = True
         self.timeline.disarm()
         self.scalars.forget_table()

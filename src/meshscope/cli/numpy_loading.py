@@ -8,12 +8,13 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 def load_numpy() -> None:
     """Without threads for products of matrices, which are not used here: they spin when they begin,
-    which takes as much CPU time as all other modules take to load. What this process starts finds
-    its environment as it was."""
-    if "numpy" in sys.modules or _THREADS in os.environ:
+    for 0.05 s of CPU time and more. What this process starts finds its environment as it was."""
+    if "numpy" in sys.modules:
         return
-    os.environ[_THREADS] = "1"
+    is_asked = _THREADS in os.environ
+    os.environ.setdefault(_THREADS, "1")
     try:
         import numpy  # noqa: F401
     finally:
-        del os.environ[_THREADS]
+        if not is_asked:
+            del os.environ[_THREADS]

@@ -3,8 +3,8 @@
 The collector's own time is recorded. More is lost in the same steps: the garbage was made just
 before, ranks that collect at once wait for a core, caches are cold and callbacks late, in the next
 step as well (of collections between steps in the one before). All of this shows as work that is
-longer than in the run's other steps. It is removed too, place by place, where it comes with
-collections clearly more often than without.
+longer than in the run's other steps. It is removed too where it comes with collections clearly more
+often than without.
 
 Nothing but the collector's time is removed where nearly every step has a collection (no other steps
 tell what is usual), in phases that are not training (an evaluation may come as often), and in steps
@@ -81,7 +81,7 @@ class _Cells:
         self._rows = np.flatnonzero((pieces.kind == PieceKind.WORK) & is_wanted[place])
         rank = np.searchsorted(np.array(timeline.ranks), pieces.rank[self._rows])
         slots, slot = np.unique(place[self._rows] * len(timeline.ranks) + rank, return_inverse=True)
-        self._place, self._rank = np.divmod(slots, len(timeline.ranks))
+        self._rank = slots % len(timeline.ranks)
         self._shape = (len(slots), len(timeline.steps))
         self._num_ranks = len(timeline.ranks)
         self._cell = slot * self._shape[1] + pieces.step[self._rows]
@@ -104,11 +104,8 @@ class _Cells:
         long = np.where(
             excess > np.maximum(_LONG_DEVIATIONS * deviation, self._least_ns), excess, 0
         )
-        for place in np.unique(self._place).tolist():
-            own = self._place == place
-            if _comes_with(long[own], is_beside[own]):
-                found[own] = np.where(is_beside[own], long[own], 0.0)
-        return found
+        # Of all places together: which of them the next rank waits in is chance.
+        return np.where(is_beside, long, 0.0) if _comes_with(long, is_beside) else found
 
     def sum_by_rank(self, values: Floats) -> Floats:
         """[step, rank]."""

@@ -88,7 +88,7 @@ class _Losses:
 
     def __init__(self, context: Context, rules: Mapping[str, type[Rule]]) -> None:
         self._context, self._rules = context, rules
-        self._steps: dict[int, StepLoss | None] = {}
+        self._steps: dict[int, tuple[StepLoss, ...]] = {}
 
     def is_part(self, finding: Finding, other: Finding) -> bool:
         """Whether a finding adds hardly anything to a stronger one."""
@@ -127,8 +127,12 @@ class _Losses:
             if priced is None or priced.first_ns <= 0:
                 return 0.0
             return 1.0 - (priced.both_ns - priced.second_ns) / priced.first_ns
-        lost, saved = self._find_steps(pattern), self._find_steps(cause)
-        return 0.0 if lost is None or saved is None else _cover_steps(lost, saved)
+        # Ranks that do not meet in every step lose it by their own periods, not by the last one's.
+        return max(
+            _cover_steps(lost, saved)
+            for lost in self._find_steps(pattern)
+            for saved in self._find_steps(cause)
+        )
 
     def _have_one_resource(self, finding: Finding, other: Finding) -> bool:
         own, shared = (self._rules[one.code].resources for one in (finding, other))
@@ -147,17 +151,22 @@ class _Losses:
             return None
         return _Priced(first_ns=saved[0], second_ns=saved[1], both_ns=saved[2])
 
-    def _find_steps(self, finding: Finding) -> StepLoss | None:
+    def _find_steps(self, finding: Finding) -> tuple[StepLoss, ...]:
+        """In which steps it loses time: as the finding says, or by the replay's two periods."""
         if id(finding) not in self._steps:
-            self._steps[id(finding)] = finding.lost_steps or self._replay_steps(finding.edit)
+            told = finding.lost_steps
+            self._steps[id(finding)] = self._replay_steps(finding.edit) if told is None else (told,)
         return self._steps[id(finding)]
 
-    def _replay_steps(self, edit: Edit | None) -> StepLoss | None:
+    def _replay_steps(self, edit: Edit | None) -> tuple[StepLoss, ...]:
         replay = known(self._context.replay)
         if replay is None or edit is None or replay.fidelity.problem is not None:
-            return None
-        saved_ns, is_replayed = replay.save_by_step_ns(edit)
-        return StepLoss(step=replay.timeline.steps[is_replayed], lost_ns=saved_ns[is_replayed])
+            return (StepLoss(step=np.empty(0, np.int64), lost_ns=np.empty(0)),)
+        found = (replay.save_by_step_ns(edit, of_ranks=of_ranks) for of_ranks in (False, True))
+        return tuple(
+            StepLoss(step=replay.timeline.steps[is_replayed], lost_ns=saved_ns[is_replayed])
+            for saved_ns, is_replayed in found
+        )
 
     def _sum_removed(self, edit: Edit | None) -> float:
         timeline = known(self._context.study.timeline)

@@ -21,6 +21,7 @@ from meshscope.fleet.summary import add_report, describe_run, is_running
 from meshscope.report.goodput import Goodput
 from meshscope.report.listings import ListedReport, Listing
 from meshscope.store.read.files import change_time_ns, file_size
+from meshscope.store.read.table_files import live_file
 from meshscope.store.read.tail import list_attempts, list_ranks
 from meshscope.store.remote.mirror import name_place
 from meshscope.store.write.journal import JOURNAL_NAME
@@ -100,7 +101,7 @@ def sign(path: Path) -> list[int]:
         found.append(len(attempts))
         for attempt in attempts[-1:]:
             files = folder / attempt_dir_name(attempt)
-            found += [*_sign(files / JOURNAL_NAME), *_sign(files / "steps.tbl")]
+            found += [*_sign(files / JOURNAL_NAME), *_sign(live_file(files, "steps"))]
     return found
 
 

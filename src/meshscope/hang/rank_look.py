@@ -1,7 +1,7 @@
 """Reads the state of every rank of an attempt, in a time that does not depend on its length.
 
-It reads the journals, `in_flight.bin`, `open_step.bin`, the last records of a few tables, and the
-kernel's view of processes of this host. The processes need not be alive.
+It reads the journals, `now.bin`, the last records of a few tables, and the kernel's view of
+processes of this host. The processes need not be alive.
 """
 
 import itertools
@@ -23,7 +23,8 @@ from meshscope.hang.rank_states import (
     OperationGroup,
     RankState,
 )
-from meshscope.store.read.files import read_file, read_file_end
+from meshscope.store.read.files import read_file_end
+from meshscope.store.read.now_parts import read_open_step_part
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.tail import Record, read_last_rows, read_step_tail
@@ -31,7 +32,7 @@ from meshscope.store.schema import OPERATION_NOTES, TABLES, NoteCode, OperationF
 from meshscope.store.write.groups import Group
 from meshscope.store.write.in_flight import NUM_CHANNELS, InFlight
 from meshscope.store.write.journal import EXIT_LINE, JOURNAL_NAME, read_journal
-from meshscope.store.write.open_step import OPEN_STEP_NAME, read_open_step
+from meshscope.store.write.open_step import read_open_step
 
 _NUM_RECENT = 32
 """Last finished operations that are read of each rank; fewer if there are many ranks."""
@@ -42,7 +43,6 @@ _MAX_SILENT = 1 << 16
 """Ranks without a recording that are listed: a header may claim any number."""
 _COMMUNICATION = "communication"
 _JOURNAL_END_BYTES = 8192
-_MAX_OPEN_STEP_BYTES = 4096
 _RECORD = struct.Struct("<Q7q")
 
 
@@ -381,8 +381,8 @@ def _read_phase(recording: Recording, last_end_ns: int) -> tuple[tuple[str, int]
     if recording.closing is not None:
         return None, "", 0
     try:
-        data = read_file(recording.directory / OPEN_STEP_NAME, _MAX_OPEN_STEP_BYTES)
-        phases, _ = read_open_step(data, last_end_ns)
+        _, data = read_open_step_part(recording.directory)
+        phases = [] if data is None else read_open_step(data, last_end_ns)[0]
     except (OSError, ValueError):  # not where files cannot be mapped
         return None, "", 0
     stamps = [p.end_host_mono_ns or p.start_host_mono_ns for p in phases]

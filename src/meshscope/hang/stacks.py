@@ -1,6 +1,6 @@
 """Asks live processes of this host for the Python stacks of their main threads.
 
-A recorder may have registered a signal at which its process writes all stacks into `stacks.txt`,
+A recorder may have registered a signal at which its process writes all stacks into its file
 from C, without the interpreter lock and wherever it is stuck. A signal would end a process that did
 not register it, and a run directory cannot be trusted. It is therefore sent only if the process
 started at the recorded tick, has a handler for that signal, and holds that very file open. Stopped
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.hang.processes import PROC, Life, ProcessState
+from meshscope.store.write.now_file import NOW_NAME
 
-STACKS_NAME = "stacks.txt"
 _ANSWER_SECONDS = 0.3
 """Time limit for an answer."""
 _POLL_SECONDS = 0.01
@@ -72,7 +72,7 @@ def find_askable(
         or number not in _ALLOWED_SIGNALS
     ):
         return None
-    path = directory / STACKS_NAME
+    path = directory / NOW_NAME
     if _catches(proc, process.pid, number) and _holds_open(proc, process.pid, path):
         return Askable(pid=process.pid, signal_number=number, path=path)
     return None

@@ -34,10 +34,10 @@ from meshscope.store.read.files import file_size
 from meshscope.store.read.memory import MemoryRecording
 from meshscope.store.read.recording import Recording, as_int, open_recording
 from meshscope.store.read.run import Attempt
+from meshscope.store.read.table_files import live_file
 from meshscope.store.read.table_tail import TableTail
 from meshscope.store.schema import SCALARS, STEPS
 from meshscope.store.write.journal import JOURNAL_NAME
-from meshscope.store.write.writer import TABLE_SUFFIX
 
 _MAX_LAG_STEPS = 64
 """A rank that is further behind is not waited for."""
@@ -138,8 +138,8 @@ class AttemptTail:
             rank: _RankTail(
                 recording=recording,
                 journal_bytes=_journal_size(recording),
-                steps=TableTail(recording.directory / f"{STEPS.name}{TABLE_SUFFIX}", STEPS),
-                scalars=TableTail(recording.directory / f"{SCALARS.name}{TABLE_SUFFIX}", SCALARS)
+                steps=TableTail(live_file(recording.directory, STEPS.name), STEPS),
+                scalars=TableTail(live_file(recording.directory, SCALARS.name), SCALARS)
                 if with_series and index < MAX_RANKS
                 else None,
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshscope.ingest.kineto.trace_files import list_own_traces
 from meshscope.store.read.files import change_time_ns, file_size
+from meshscope.store.read.table_files import live_file
 from meshscope.store.read.tail import list_attempts, list_ranks
 from meshscope.store.write.journal import JOURNAL_NAME
 from meshscope.store.write.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
@@ -22,7 +23,7 @@ def sign_run(path: Path) -> tuple[tuple[int, int], ...]:
         folder = path / rank_dir_name(rank)
         for attempt in list_attempts(folder)[-1:]:
             files = folder / attempt_dir_name(attempt)
-            found += [_sign(files / JOURNAL_NAME), _sign(files / "steps.tbl")]
+            found += [_sign(files / JOURNAL_NAME), _sign(live_file(files, "steps"))]
     if len(found) == 1:  # traces have no ranks
         found += map(_sign, list_own_traces(path))
     return tuple(found)

@@ -133,17 +133,21 @@ class Replay:
         """Mean step time of each edit."""
         return [_mean_step_ns(self.timeline, ends) for ends in self.step_ends_ns(edits)]
 
-    def save_by_step_ns(self, edit: Edit) -> tuple[Floats, Bools]:
-        """[step]: what an edit saves of a step's period, by the last rank's end as in its price;
-        and which steps were replayed."""
+    def save_by_step_ns(self, edit: Edit, *, of_ranks: bool = False) -> tuple[Floats, Bools]:
+        """[step]: what an edit saves of a step's period, by the last rank's end as in its price, or
+        of the median over the ranks' own periods; and which steps were replayed.
+
+        They differ where ranks do not meet in every step.
+        """
         window = number_windows(self.timeline)
         ends = self.step_ends_ns([Edit(name="as measured"), edit])
-        measured, edited = (one.max(axis=0) for one in ends)
+        measured, edited = (one if of_ranks else one.max(axis=0, keepdims=True) for one in ends)
         ahead = (measured - edited).astype(np.float64)
         follows = np.append(-1, window[:-1]) == window
-        before = np.where(follows, np.roll(ahead, 1), 0.0)
+        before = np.where(follows, np.roll(ahead, 1, axis=1), 0.0)
         is_replayed = window >= 0
-        return np.where(is_replayed, ahead - before, 0.0), is_replayed
+        saved = np.median(ahead - before, axis=0)
+        return np.where(is_replayed, saved, 0.0), is_replayed
 
     def price(self, edits: Iterable[Edit]) -> list[Gain | Unavailable]:
         """What each edit saves, or why the replay cannot say."""

@@ -5,7 +5,7 @@ from meshscope.store.table import Column, Table, name_column
 COLLECTIVES = Table(
     name="collectives",
     meaning="One row per communication operation this rank took part in, written when its end "
-    "became known; those that were under way when a process died are added from `in_flight.bin`. "
+    "became known; those that were under way when a process died are added from `now.bin`. "
     "`enqueue_host_mono_ns` is the row's key within the rank. Sizes: `core.operations`.",
     is_detail=True,
     columns=(

@@ -29,7 +29,7 @@ from meshscope.store.table import Column as Column
 from meshscope.store.table import Table as Table
 from meshscope.store.table import name_column
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever a column changes meaning or place; a reader refuses what is newer than itself."""
 
 STEPS = Table(

@@ -9,9 +9,9 @@ from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import ProblemKind
 from meshscope.store.read.run import open_run
+from meshscope.store.write.now_file import NOW_NAME, NowFile
 from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
-    OPEN_STEP_NAME,
     PHASE_ORDER,
     STAMP_FACTOR,
     OpenStepWriter,
@@ -132,7 +132,7 @@ def test_odd_journal_values_do_not_stop_the_summary(tmp_path):
 def test_an_unfinished_rank_is_said_to_be_in_the_phase_it_was_in(tmp_path):
     writer = make_writer(tmp_path)
     put_step(writer, 0, START_MONO_NS, START_MONO_NS + 10)
-    stamps = OpenStepWriter(writer.directory / OPEN_STEP_NAME, START_MONO_NS)
+    stamps = OpenStepWriter(NowFile(writer.directory / NOW_NAME, mapped=True), START_MONO_NS)
     at = PHASE_ORDER.index("forward")
     stamps.words[FIRST_STAMP_WORD + 2 * at] = 50 * STAMP_FACTOR
     writer.journal.close()

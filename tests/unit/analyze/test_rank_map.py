@@ -5,7 +5,7 @@ import os
 import pytest
 
 import meshscope
-from builders import flip_byte
+from builders import flip_byte, table_path
 from late_runs import STEADY, LateRun
 from meshscope.core.layout import Layout
 from meshscope.pool import local
@@ -18,13 +18,13 @@ from meshscope.store.write.table_file import HEADER_BYTES
 def run(tmp_path):
     path = tmp_path / "run"
     LateRun(layout=Layout(dp=4), work=lambda rank, step: STEADY, num_steps=12).record(path)
-    flip_byte(path / "rank00002" / "attempt000" / "steps.tbl", HEADER_BYTES + 3 * 64 + 20)
+    flip_byte(table_path(path / "rank00002" / "attempt000", "steps"), HEADER_BYTES + 3 * 64 + 20)
     return path
 
 
 def test_the_report_is_the_same_from_processes(run, monkeypatch):
     alone = meshscope.study(run).report().to_json()
-    assert '"file": "rank00002/attempt000/steps.tbl"' in alone
+    assert '"file": "rank00002/attempt000/tables.pack/steps.tbl"' in alone
     monkeypatch.setattr(run_module, "_MAX_KEPT_ROWS", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(local, "_MIN_ITEMS", 1)

@@ -66,7 +66,7 @@ def test_windows_are_as_in_the_whole(
     whole = timeline_of(open_run(tmp_path).last_attempt)
     if is_compacted:
         compact_run(tmp_path, remove_raw=True)
-        assert not list(tmp_path.rglob("collectives.tbl"))
+        assert not list(tmp_path.rglob("*.pack"))
     monkeypatch.setattr(table_window, "WHOLE_BYTES", whole_bytes)
     monkeypatch.setattr(table_window, "MARGIN_RECORDS", 8)
     part = timeline_of(open_run(tmp_path).last_attempt, steps=CHOICE)

@@ -8,6 +8,7 @@ import numpy as np
 from meshscope.capture.background_thinning import find_max_bytes
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.store.read.run import open_run
+from meshscope.store.write.pack import OLD_PACK
 
 
 def test_a_job_s_size_is_divided_by_its_ranks_and_a_rank_s_own_comes_first(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_recorder_thins_while_it_records(tmp_path: Path) -> None:
             num_steps += 1
         time.sleep(0.01)
         if recorder.run_dir is not None:
-            old = recorder.run_dir / "rank00000" / "attempt000" / "spans.old.tbl"
+            old = recorder.run_dir / "rank00000" / "attempt000" / OLD_PACK
     recorder.close()
     assert old.is_file()
     recording = open_run(tmp_path / "run").last_attempt.ranks[0]

@@ -10,7 +10,8 @@ from kill_recorder import KINDS
 from kill_storm import Acknowledged
 
 from meshscope.store.read.run import open_run
-from meshscope.store.write.open_step import FIRST_STAMP_WORD, OPEN_STEP_NAME
+from meshscope.store.write.now_file import NOW_NAME
+from meshscope.store.write.open_step import FIRST_STAMP_WORD
 
 
 def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_the_comparison_sees_what_is_lost_of_the_unfinished_step(tmp_path: Path)
         acknowledged = record_some(run_dir, 3, num_phases)
         if compare(run_dir, 3, acknowledged).num_open_step_phases >= 3:
             break
-    path = run_dir / "rank00000" / "attempt000" / OPEN_STEP_NAME
+    path = run_dir / "rank00000" / "attempt000" / NOW_NAME
     head = path.read_bytes()[: 8 * FIRST_STAMP_WORD]
     path.write_bytes(head.ljust(path.stat().st_size, b"\0"))
     assert compare(run_dir, 3, acknowledged).num_lost >= 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import MS, SECOND, START_MONO_NS, make_writer, put_span, put_step
+from builders import MS, SECOND, START_MONO_NS, make_writer, put_span, put_step, table_path
 from meshscope.capture.monitor.monitor import Monitor
 from meshscope.capture.monitor.monitor_records import MAX_RECORDS, HoldUp, Surroundings, count_once
 from meshscope.capture.monitor.monitor_results import MonitorThresholds
@@ -17,6 +17,7 @@ from meshscope.core.operations import Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.advice import KEEP_TP_INSIDE
 from meshscope.core.verdict.severity import Severity
+from meshscope.store.read.files import exists
 from meshscope.store.read.tail import read_last_records
 from meshscope.store.schema import ACTION_KINDS, OperationFlag
 
@@ -49,8 +50,8 @@ class Run:
         return Surroundings(read=self.read, **self.around)
 
     def read(self, table: str, count: int):
-        path = self.writer.directory / f"{table}.tbl"
-        return read_last_records(path, count) if path.exists() else []
+        path = table_path(self.writer.directory, table)
+        return read_last_records(path, count) if exists(path) else []
 
     def add_step(self, duration_ns=STEP_NS, gap_ns=0, tokens=-1, phases=(), flags=0):
         """Phases are laid one after another from the step's begin."""

@@ -23,9 +23,12 @@ from meshscope.capture.guard import Guard
 from meshscope.capture.steps.hooks import BACKWARD, FORWARD, Hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import PhaseStack, Timeline
+from meshscope.store.read.files import read_file
 from meshscope.store.schema import TABLES
 from meshscope.store.write.native import SWITCH_VARIABLE
+from meshscope.store.write.now_file import NOW_NAME, NowFile
 from meshscope.store.write.open_step import OpenStepWriter
+from meshscope.store.write.pack import PACK_NAME, PackedTable, PackWriter
 from meshscope.store.write.table_file import HEADER_BYTES, TableWriter
 
 START_NS = 5_000_000_000
@@ -105,13 +108,15 @@ class World(Failing):
         self.numbers = {id(one): number for number, one in enumerate(known, 1)}
         self.sink_fails, self.visit_fails, self.pass_end_fails = Failing(), Failing(), Failing()
         folder.mkdir()
+        self.pack = folder / PACK_NAME
+        pack = PackWriter(self.pack, {}, mapped=True)
         self.tables = {
-            name: TableWriter(folder / f"{name}.tbl", TABLES[name], {})
+            name: TableWriter(PackedTable(pack, name), TABLES[name], {})
             for name in ("steps", "phases", "spans")
         }
         self.timeline = (native_steps.choose_timeline() if is_native else Timeline)(self.read_clock)
         self.timeline._sample_every_steps = 3
-        self.stamps = OpenStepWriter(folder / "open_step.bin", START_NS)
+        self.stamps = OpenStepWriter(NowFile(folder / NOW_NAME, mapped=True), START_NS)
         self.connect()
         self.timeline.on_visit = self.visit
         self.steps = (native_steps.choose_inference() if is_native else StepInference)(
@@ -288,7 +293,7 @@ class World(Failing):
         self.timeline.flush_stamps()
         for table in self.tables.values():
             table.close()
-        return {name: t.path.read_bytes()[HEADER_BYTES:] for name, t in self.tables.items()}
+        return {name: read_file(self.pack / f"{name}.tbl")[HEADER_BYTES:] for name in self.tables}
 
 
 def make_script(seed: int) -> list[tuple[str, int, BaseException]]:

@@ -11,6 +11,7 @@ from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import StepFlag
 from meshscope.store.write.in_flight import read_in_flight
+from meshscope.store.write.now_file import NOW_NAME, OPEN_STEP_BYTES
 
 WANTED = 22
 """A step of a kernel sample."""
@@ -54,7 +55,7 @@ def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
     resting = {}
 
     def look(step, recorder):
-        data = (recorder.session.writer.directory / "in_flight.bin").read_bytes()
+        data = (recorder.session.writer.directory / NOW_NAME).read_bytes()[OPEN_STEP_BYTES:]
         resting[step] = read_in_flight(data).resting_since_step
 
     rank = train(tmp_path / "run", 26, look)

@@ -5,9 +5,12 @@ import shutil
 
 import pytest
 
+from builders import table_path
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.store.read.files import file_size, list_tables
 from meshscope.store.read.run import open_run
 from meshscope.store.read.tail import list_ranks
+from meshscope.store.write.pack import PACK_NAME
 
 CONFIG = RecorderConfig(provenance=False)
 
@@ -38,17 +41,16 @@ def test_nothing_is_in_the_run_before_the_first_record(prepared, tmp_path):
     rank = next(iter(open_run(run).last_attempt))
     assert (list(rank.read("steps")["step"]), len(rank.read("scalars")["value"])) == ([0], 1)
     assert not prepared.guard.counts
-    assert "open_step.bin" not in list_names(run / "rank00000" / "attempt000")
 
 
 def test_the_first_record_finds_its_window_mapped(prepared, tmp_path):
     (draft,) = (path for path in (tmp_path / "run").iterdir() if path.is_dir())
-    sizes = {path.name: path.stat().st_size for path in draft.rglob("*.tbl")}
-    assert {name for name, size in sizes.items() if size == 65536} >= {"steps.tbl", "scalars.tbl"}
+    (pack,) = draft.rglob(PACK_NAME)
+    assert {"steps", "scalars"} <= set(list_tables(pack))
     take_step(prepared)
     prepared.close()
-    table = tmp_path / "run" / "rank00000" / "attempt000" / "steps.tbl"
-    assert table.stat().st_size == 4096 + 64
+    table = table_path(tmp_path / "run" / "rank00000" / "attempt000", "steps")
+    assert file_size(table) == 8192
 
 
 def test_a_process_that_never_trains_leaves_nothing(prepared, tmp_path):

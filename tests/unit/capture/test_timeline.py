@@ -12,6 +12,7 @@ import pytest
 from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.write.native import SWITCH_VARIABLE
+from meshscope.store.write.now_file import NOW_NAME, NowFile
 from meshscope.store.write.open_step import OpenStepWriter
 
 DATA, FORWARD = 1, 2
@@ -43,7 +44,7 @@ def make_timeline(tmp_path: Path) -> tuple[Timeline, Records, Records]:
     timeline = choose_timeline()(lambda: 0)
     spans, phases = Records(), Records()
     timeline.spans, timeline.phases, timeline.steps = spans, phases, Records()
-    timeline.store_stamps(OpenStepWriter(tmp_path / "open_step.bin", 1))
+    timeline.store_stamps(OpenStepWriter(NowFile(tmp_path / NOW_NAME, mapped=True), 1))
     return timeline, spans, phases
 
 

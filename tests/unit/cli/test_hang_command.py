@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hang_builders import CONNECTION_LOST, Job, JobGroup, Processes
 from meshscope.cli import main
 from meshscope.core.layout import Layout
-from meshscope.hang.stacks import STACKS_NAME
+from meshscope.store.write.now_file import FIXED_BYTES, NOW_NAME
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n\r"
 
@@ -227,19 +227,20 @@ def test_stacks_of_culprits_are_asked_for_unless_they_are_not_wanted(tmp_path, w
     job = Job(tmp_path / "run", world_size=2)
     job.rank(0, waiter).enters("barrier", job.world, ago_s=8)
     directory.mkdir(parents=True)
-    culprit = processes.start(PROGRAM.format(path=str(directory / STACKS_NAME), ready=str(ready)))
+    (directory / NOW_NAME).write_bytes(bytes(FIXED_BYTES))
+    culprit = processes.start(PROGRAM.format(path=str(directory / NOW_NAME), ready=str(ready)))
     deadline = time.monotonic() + 20
     while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.005)
-    (directory / STACKS_NAME).rename(tmp_path / "kept")  # a writer wants its folder for itself
+    (directory / NOW_NAME).rename(tmp_path / "kept")  # a writer wants its folder for itself
     directory.rmdir()
     rank = job.rank(1, culprit)
-    (tmp_path / "kept").rename(rank.directory / STACKS_NAME)
+    (tmp_path / "kept").rename(rank.directory / NOW_NAME)
     rank.knows(job.world)
     rank.writer.journal.write("update", stack_signal=64 - 6)
     quiet = invoke(tmp_path / "run", "--no-stacks").stdout
     assert "stack:" not in quiet
-    assert (rank.directory / STACKS_NAME).stat().st_size == 0
+    assert (rank.directory / NOW_NAME).stat().st_size == FIXED_BYTES
     assert "stack: <string>:7 in load_shard ← <string>:8 in <module>" in invoke(
         tmp_path / "run"
     ).stdout.replace("~", "←")

@@ -249,7 +249,7 @@ def test_no_permission(shared_run, place):
     assert "permission denied" in done.stderr
 
 
-@pytest.mark.parametrize("place", ["rank00001", "rank00001/attempt000/spans.tbl"])
+@pytest.mark.parametrize("place", ["rank00001", "rank00001/attempt000/tables.pack"])
 def test_what_may_not_be_read_of_one_rank_costs_only_that_rank(shared_run, place):
     (shared_run / place).chmod(0)
     done = run_without_privileges("report", shared_run, "--strict")

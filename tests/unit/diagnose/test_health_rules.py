@@ -9,11 +9,13 @@ from builders import (
     MS,
     START_MONO_NS,
     Faults,
+    lose_table,
     make_run,
     make_writer,
     put_device_span,
     put_span,
     put_step,
+    table_path,
 )
 from communication_builders import Job
 from meshscope.analyze.study import Failure
@@ -107,8 +109,7 @@ def test_a_rank_whose_steps_are_lost_did_not_stop(tmp_path):
         for step in range(10):
             put_step(writer, step, 10**9 + step * MS, 10**9 + (step + 1) * MS)
         writer.close(end_host_mono_ns=2 * 10**9, last_step=9)
-    (lost,) = tmp_path.glob("rank00001/*/steps.tbl")
-    lost.unlink()
+    lose_table(table_path(tmp_path / "rank00001" / "attempt000", "steps"))
     assert find("HE002", tmp_path) == []
     (found,) = find("HE003", tmp_path)
     assert found.ranks == (1,)

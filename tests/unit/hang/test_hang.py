@@ -16,6 +16,8 @@ from meshscope.core.operations import Kind
 from meshscope.hang.hang import Hang
 from meshscope.hang.hang_rules import ErrorClass, Reason, VerdictKind, classify_error
 from meshscope.report.sections import hang_words
+from meshscope.store.write.now_file import NOW_NAME
+from meshscope.store.write.pack import PACK_NAME
 
 CUBE = Layout(dp=2, tp=2, pp=2)
 
@@ -497,8 +499,8 @@ def test_a_job_without_operations(tmp_path, waiter):
 
 def test_what_is_damaged_is_left_out(tmp_path, waiter, sleeper):
     job = make_stuck_cube(tmp_path / "run", waiter, sleeper)
-    (job.rank(2).directory / "in_flight.bin").write_bytes(b"not this")
-    (job.rank(3).directory / "collectives.tbl").write_bytes(b"nor this")
+    (job.rank(2).directory / NOW_NAME).write_bytes(b"not this")
+    (job.rank(3).directory / PACK_NAME).write_bytes(b"nor this")
     assert verdict(job.diagnose()) == (VerdictKind.MISSING, [(5, Reason.NOT_ENTERED)])
 
 

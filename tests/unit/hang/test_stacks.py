@@ -10,7 +10,6 @@ import pytest
 from hang_builders import Process, Processes, read_state
 from meshscope.hang.processes import Life, ProcessState, look_at_process, this_machine
 from meshscope.hang.stacks import (
-    STACKS_NAME,
     Frame,
     ask_for_stacks,
     find_askable,
@@ -18,6 +17,7 @@ from meshscope.hang.stacks import (
     parse_stacks,
     pick_telling_frames,
 )
+from meshscope.store.write.now_file import NOW_NAME
 
 SIGNAL = int(signal.SIGRTMAX) - 6
 
@@ -47,7 +47,7 @@ def processes():
 def offering(processes, tmp_path) -> Process:
     """A process that has registered the signal."""
     ready = tmp_path / "ready"
-    code = PROGRAM.format(path=str(tmp_path / STACKS_NAME), ready=str(ready))
+    code = PROGRAM.format(path=str(tmp_path / NOW_NAME), ready=str(ready))
     found = processes.start(code)
     deadline = time.monotonic() + 20
     while not ready.exists() and time.monotonic() < deadline:
@@ -82,10 +82,10 @@ def test_nobody_else_is_signalled(processes, offering, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert refuse(SIGNAL, state, elsewhere)  # no such file
-    (elsewhere / STACKS_NAME).write_text("", encoding="utf-8")
+    (elsewhere / NOW_NAME).write_text("", encoding="utf-8")
     assert refuse(SIGNAL, state, elsewhere)  # which it does not hold open
-    (elsewhere / STACKS_NAME).unlink()
-    (elsewhere / STACKS_NAME).symlink_to(tmp_path / STACKS_NAME)
+    (elsewhere / NOW_NAME).unlink()
+    (elsewhere / NOW_NAME).symlink_to(tmp_path / NOW_NAME)
     assert refuse(SIGNAL, state, elsewhere)
     assert refuse(None, state, tmp_path)
     assert refuse(signal.SIGKILL, state, tmp_path)

@@ -150,3 +150,13 @@ def test_a_streams_wait_is_no_work_and_a_dma_request_is_a_copy(tmp_path) -> None
     (device,) = break_down(trace)
     assert (device.time.num_kernels, device.time.num_copies) == (1, 1)
     assert (device.time.total_ns, device.time.exposed_copy_ns) == (15_000, 5_000)
+
+
+def test_ranks_without_a_device_that_were_put_together_are_said(tmp_path) -> None:
+    def ranges(pid: int) -> list[dict[str, object]]:
+        fields = {"ph": "X", "cat": "user_annotation", "pid": pid, "tid": 1, "dur": 5}
+        return [{**fields, "name": f"ProfilerStep#{n}", "ts": 10 * n} for n in range(3)]
+
+    (said,) = read(tmp_path / "both.json", ranges(1) + ranges(2)).warnings
+    assert said.startswith("ranges of 2 processes are in it")
+    assert not read(tmp_path / "one.json", ranges(1)).warnings

@@ -51,6 +51,12 @@ def test_steps_end_with_the_optimizer(tmp_path, optimizers):
     assert ((steps.end_ns - steps.begin_ns)[1:] == STEP_US * 1000).all()
 
 
+def test_the_first_step_begins_with_the_range_around_its_first_operator(tmp_path):
+    events = [e for n in range(3) for e in training_step(n * STEP_US)]
+    steps = steps_of(tmp_path, [annotation("forward", 2, 330), *events])
+    assert (steps.begin_ns // 1000).tolist() == [2, 840, 840 + STEP_US]
+
+
 def test_a_trace_that_begins_within_a_step_leaves_it_out(tmp_path):
     events = [e for n in range(5) for e in training_step(n * STEP_US)]
     steps = steps_of(tmp_path, [e for e in events if e["ts"] >= 750])

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
-from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run
+from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run, table_path
 from communication_builders import Job, operation_words
 from meshscope.cli import main
 from meshscope.core.layout import Layout
@@ -24,7 +24,8 @@ from meshscope.report.run.communication import CommunicationFacts
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.screen import Screen
 from meshscope.report.sections.run.communication import describe_communication
-from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter, channel_code
+from meshscope.store.write.in_flight import InFlightWriter, channel_code
+from meshscope.store.write.now_file import NOW_NAME, NowFile
 from report_builders import document_of, render_report, report_of
 from screens import find_widest
 
@@ -383,7 +384,7 @@ def test_hostile_names_have_no_effect(tmp_path):
 
 def test_damage_in_the_table_of_operations_is_a_problem_of_the_rank(tmp_path):
     make_late_run(tmp_path)
-    flip_byte(tmp_path / "rank00002/attempt000/collectives.tbl", HEADER_BYTES + 64 + 20)
+    flip_byte(table_path(tmp_path / "rank00002/attempt000", "collectives"), HEADER_BYTES + 64 + 20)
     report = report_of(tmp_path)
     assert not report.study.health.is_complete
     assert [rank.num_problems for rank in report.study.ranks] == [0, 0, 1, 0]
@@ -396,7 +397,7 @@ def test_operations_that_nobody_left_are_there_even_if_they_are_the_first(tmp_pa
     for rank, writer in job.writers.items():
         begin = job.local_ns(rank, 0)
         words = operation_words(enqueue_ns=begin, outcome=Outcome.UNFINISHED)
-        under_way = InFlightWriter(writer.directory / IN_FLIGHT_NAME, begin, mapped=False)
+        under_way = InFlightWriter(NowFile(writer.directory / NOW_NAME, mapped=False), begin)
         row = under_way.open_channel(channel_code(0, -1, 0))
         under_way.enter(row, 1, words[0], words[1], begin, words[5], words[6])
         under_way.close()

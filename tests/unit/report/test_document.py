@@ -84,7 +84,8 @@ def test_a_long_run_is_binned(tmp_path):
 def test_problems_name_files_relative_to_the_run(tmp_path):
     make_run(tmp_path, faults=Faults(damaged={0: "steps"}))
     problem = document_of(report_of(tmp_path))["health"]["problems"][0]
-    assert (problem["kind"], problem["file"]) == ("damaged", "rank00000/attempt000/steps.tbl")
+    place = "rank00000/attempt000/tables.pack/steps.tbl"
+    assert (problem["kind"], problem["file"]) == ("damaged", place)
     assert problem["num_records"] == 1
 
 

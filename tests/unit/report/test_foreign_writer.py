@@ -20,6 +20,7 @@ SALT = 0x9E3779B97F4A7C15
 
 MINIMAL_HEADERS: dict[str, dict[str, object]] = {
     "version": {"schema_version": 1},
+    "packed": {"schema_version": 2},
     "rank": {"schema_version": 1, "rank": 0, "world_size": 1},
     "layout": {"schema_version": 1, "rank": 0, "world_size": 1, "layout": {"dp": 1}},
     "nulls": dict.fromkeys(
@@ -32,13 +33,28 @@ def pack_record(slot: int, words: tuple[int, ...]) -> bytes:
     return struct.pack("<Q7q", (sum(words) + (slot + 1) * SALT) & MASK, *words)
 
 
-def write_table(path: Path, table: str, records: list[tuple[int, ...]], *, is_closed: bool) -> None:
+def pack_table(table: str, records: list[tuple[int, ...]], *, is_closed: bool) -> bytes:
     text = json.dumps({"table": table, "schema_version": 1, "rank": 0}).encode()
     body = text.ljust(3968 - 16, b"\0")
     page = b"MSHSCOPE" + struct.pack("<II", len(text), zlib.crc32(body)) + body
     close = pack_record(4032, (len(records), 0, 0, 0, 0, 0, 0)) if is_closed else bytes(64)
     page += bytes(64) + close
-    path.write_bytes(page + b"".join(pack_record(n, words) for n, words in enumerate(records)))
+    return page + b"".join(pack_record(n, words) for n, words in enumerate(records))
+
+
+def pack_tables(tables: dict[str, bytes]) -> bytes:
+    """One extent for each."""
+    text = json.dumps({"schema_version": 2, "rank": 0, "sink": "append"}).encode()
+    body = text.ljust(3968 - 16, b"\0")
+    page = b"MSHSPACK" + struct.pack("<II", len(text), zlib.crc32(body)) + body + bytes(128)
+    entries, extents = b"", b""
+    for name, data in tables.items():
+        words = struct.unpack("<4q", name.encode().ljust(32, b"\0"))
+        for _ in range(2):
+            place = (8192 + len(extents), 0, len(data))
+            entries += pack_record(4096 + len(entries), (*words, *place))
+        extents += data
+    return page + entries.ljust(4096, b"\0") + extents
 
 
 def pack_line(fields: dict[str, object]) -> bytes:
@@ -55,9 +71,15 @@ def write_run(run_dir: Path, header: dict[str, object], closing: dict[str, objec
     (directory / "journal.jsonl").write_bytes(b"".join(lines))
     steps = [(step, 1000 + 100 * step, 1090 + 100 * step, 1, -1, -1, 0) for step in range(3)]
     spans = [(2, 1010, 50, 50, 0, 0, 0)]
-    for table, records in (("steps", steps), ("spans", spans)):
-        path = directory / f"{table}.tbl"
-        write_table(path, table, records, is_closed=closing is not None)
+    tables = {
+        name: pack_table(name, records, is_closed=closing is not None)
+        for name, records in (("steps", steps), ("spans", spans))
+    }
+    if header.get("schema_version") == 2:
+        (directory / "tables.pack").write_bytes(pack_tables(tables))
+    else:
+        for name, data in tables.items():
+            (directory / f"{name}.tbl").write_bytes(data)
 
 
 @pytest.mark.parametrize("closing", [None, {}], ids=["open", "closed"])

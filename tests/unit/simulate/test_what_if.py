@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import lose_table, table_path
 from made_programs import (
     MS,
     ProgramRun,
@@ -34,6 +35,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.simulate import rank_events, what_if
 from meshscope.simulate.dependency_graph import DependencyGraph
 from meshscope.simulate.edits import equalise, scale_work, transfer_factor
+from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit, Gain, Replay, build_replay
 from meshscope.store.read.run import open_run
 
@@ -66,8 +68,7 @@ def test_a_rank_without_steps_is_left_out(tmp_path):
         return [work("forward", (10 if rank else 4) * MS), reduce((0, 1, 2), 2 * MS)]
 
     ProgramRun(make, num_ranks=3, num_steps=5).record(tmp_path)
-    (lost,) = tmp_path.glob("rank00002/*/steps.tbl")
-    lost.unlink()
+    lose_table(table_path(tmp_path / "rank00002" / "attempt000", "steps"))
     timeline = build_timeline(open_run(tmp_path).attempts[-1])
     assert isinstance(timeline, Timeline)
     replay = build_replay(timeline)
@@ -400,3 +401,23 @@ def test_gains_of_one_rank_add_up_while_it_stays_the_slowest(tmp_path):
     both.work_ns[held] = 0
     first, second, together = (gain.saved_ns for gain in replay.price([forward, data, both]))
     assert first + second == together > 0
+
+
+def test_ranks_that_meet_in_every_fourth_step_lose_a_slow_ones_time_there(tmp_path):
+    """By the last rank's end every step saves alike; two of three ranks save it where they meet."""
+
+    def make(rank, step):
+        own = work("forward", (20 if rank == 1 else 10) * MS)
+        return [own, reduce((0, 1, 2), MS)] if step % 4 == 3 else [own]
+
+    replay = replay_of(ProgramRun(make, num_ranks=3, num_steps=16, layout=Layout(dp=3)), tmp_path)
+    pieces = replay.timeline.pieces
+    work_ns = measured_work(replay.timeline)
+    work_ns[pieces.rank == 1] //= 2
+    edit = Edit(name="rank 1 as its peers", work_ns=work_ns)
+    meets = replay.timeline.steps % 4 == 3
+    by_ranks, _ = replay.save_by_step_ns(edit, of_ranks=True)
+    by_last, _ = replay.save_by_step_ns(edit)
+    assert by_ranks[meets][1:] == pytest.approx(40 * MS)
+    assert by_ranks[~meets] == pytest.approx(0)
+    assert by_last == pytest.approx(10 * MS)

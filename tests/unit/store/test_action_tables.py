@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from builders import table_path
 from meshscope.core.schedule import ActionKind
 from meshscope.store.read.compact import compact_run
 from meshscope.store.read.query import connect
@@ -74,7 +75,7 @@ def test_compacting_changes_nothing_that_is_read(run_dir: Path) -> None:
 
     before = everything()
     compact_run(run_dir, remove_raw=True)
-    assert not list(run_dir.glob("rank*/attempt*/*.tbl"))
+    assert not list(run_dir.glob("rank*/attempt*/*.pack"))
     assert everything() == before
     assert before[0]["kind"] == [0, 1, 2, 3]
     assert before[1]["end_host_mono_ns"] == [90, -1]
@@ -87,7 +88,7 @@ def test_the_end_of_a_live_table_is_found(tmp_path: Path, mapped: bool) -> None:
         writer.table("actions").put(action(0, 1), 0, microbatch, 10, 1, -1, -1)
     writer.flush()
     place = ACTIONS.column("microbatch").word - 1
-    last = read_last_records(writer.directory / "actions.tbl", 3)
+    last = read_last_records(table_path(writer.directory, "actions"), 3)
     assert [words[place] for words in last] == [97, 98, 99]
     live = open_run(tmp_path).last_attempt.ranks[0]
     assert live.read("actions")["microbatch"].tolist() == list(range(100))

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import flip_byte
 from meshscope.cli import main
 from meshscope.errors import UsageError
 from meshscope.store.read import compact
@@ -18,7 +19,8 @@ from meshscope.store.read.columns import Columns, Problem, ProblemKind
 from meshscope.store.read.compact import compact_run
 from meshscope.store.read.query import connect
 from meshscope.store.read.run import open_run
-from meshscope.store.schema import TABLES
+from meshscope.store.schema import SCHEMA_VERSION, TABLES
+from meshscope.store.write.pack import PACK_NAME
 from meshscope.store.write.writer import RankWriter
 
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -78,7 +80,7 @@ def test_a_compacted_run_reads_the_same(
             write(run_dir, rank, tables)
         before, problems = read_everything(run_dir)
         compact_run(run_dir, remove_raw=True)
-        assert list(run_dir.rglob("*.tbl")) == []
+        assert list(run_dir.rglob("*.pack")) == []
         after, problems_after = read_everything(run_dir)
         assert_same(before, after)
         assert problems_after == problems
@@ -133,14 +135,12 @@ def test_an_interrupted_second_compaction_leaves_the_first_in_use(
 
 
 def test_problems_are_still_told_and_damaged_files_are_kept(tmp_path: Path) -> None:
-    damaged = write(tmp_path, 0, {"steps": steps(50), "scalars": steps(5)}) / "steps.tbl"
-    data = bytearray(damaged.read_bytes())
-    data[4096 + 64 * 10 + 9] ^= 1
-    damaged.write_bytes(data)
+    damaged = write(tmp_path, 0, {"steps": steps(50), "scalars": steps(5)}) / PACK_NAME
+    flip_byte(damaged / "steps.tbl", 4096 + 64 * 10 + 9)
     before, problems = read_everything(tmp_path)
     done = compact_run(tmp_path, remove_raw=True)
     assert done.kept_raw == [damaged]
-    assert [path.name for path in tmp_path.rglob("*.tbl")] == ["steps.tbl"]
+    assert [path.name for path in tmp_path.rglob("*.pack")] == [PACK_NAME]
     after, problems_after = read_everything(tmp_path)
     assert_same(before, after)
     assert problems_after == problems
@@ -179,7 +179,7 @@ def test_what_may_still_be_written_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path, 1, {"steps": steps(5)})
     done = compact_run(tmp_path, remove_raw=True)
     assert done.skipped == [(0, 0)]
-    assert (tmp_path / "rank00000" / "attempt000" / "steps.tbl").exists()
+    assert (tmp_path / "rank00000" / "attempt000" / PACK_NAME).exists()
     assert compact_run(tmp_path, include_unfinished=True).skipped == []
 
 
@@ -204,7 +204,7 @@ def test_the_file_says_its_version_and_units(tmp_path: Path) -> None:
         .fetchall()
     )
     metadata = dict(rows)
-    assert metadata["meshscope_schema_version"] == "1"
+    assert metadata["meshscope_schema_version"] == str(SCHEMA_VERSION)
     assert metadata["recorder_ns"].endswith("[ns]; -1 is missing")
     codecs = (
         duckdb.connect()

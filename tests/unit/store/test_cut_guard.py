@@ -38,7 +38,7 @@ writer = make_writer(Path(sys.argv[1]))
 for step in range(3000):
     put_step(writer, step, MS * step, MS * (step + 1))
     if step == 1500:
-        os.truncate(writer.directory / "steps.tbl", int(sys.argv[2]))
+        os.truncate(writer.directory / "tables.pack", int(sys.argv[2]))
 table = writer.table("steps")
 print(count_cut_pages() > 0, table.num_dropped > 0, table.error)
 writer.close()
@@ -46,7 +46,7 @@ writer.close()
 
 
 @needs_native
-@pytest.mark.parametrize("size", [0, 100, 4096, 4096 + 64 * 700])
+@pytest.mark.parametrize("size", [0, 100, 4096, 8192 + 4096 + 64 * 700])
 def test_a_table_cut_short_does_not_end_the_process(tmp_path, size):
     done = run_program(CUT, tmp_path / "run", size)
     assert done.returncode == 0, done.stderr
@@ -58,7 +58,7 @@ def test_a_table_cut_short_does_not_end_the_process(tmp_path, size):
 def test_what_is_left_is_read_and_the_cut_is_told(tmp_path):
     import meshscope
 
-    assert run_program(CUT, tmp_path / "run", 4096 + 64 * 700).returncode == 0
+    assert run_program(CUT, tmp_path / "run", 8192 + 4096 + 64 * 700).returncode == 0
     study = meshscope.study(tmp_path / "run")
     assert len(study.table("steps")["step"]) >= 700
     assert study.study.health.problems

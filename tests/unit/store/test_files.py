@@ -12,6 +12,7 @@ from meshscope.cli import main
 from meshscope.store.read.files import MAX_FILE_BYTES, open_text, read_file, read_file_end
 from meshscope.store.read.run import open_run
 from meshscope.store.read.tail import read_last_records
+from meshscope.store.write.pack import PACK_NAME
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_a_file_that_is_mostly_a_hole_is_not_read(tmp_path: Path, size_bytes: in
 @pytest.mark.parametrize("size_bytes", [8 << 30, 1 << 30])
 def test_a_table_that_is_a_hole_is_a_problem_of_its_rank(tmp_path: Path, size_bytes: int) -> None:
     run_dir = make_run(tmp_path / "run", world_size=2)
-    table = run_dir / "rank00001" / "attempt000" / "steps.tbl"
+    table = run_dir / "rank00001" / "attempt000" / PACK_NAME
     with table.open("r+b") as file:
         file.truncate(size_bytes)
     start = time.monotonic()
@@ -59,7 +60,7 @@ def test_a_table_that_is_a_hole_is_a_problem_of_its_rank(tmp_path: Path, size_by
 
 def test_a_table_that_is_no_file_is_a_problem_of_its_rank(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", world_size=2)
-    pipe = run_dir / "rank00001" / "attempt000" / "steps.tbl"
+    pipe = run_dir / "rank00001" / "attempt000" / PACK_NAME
     pipe.unlink()
     os.mkfifo(pipe)
     attempt = open_run(run_dir).last_attempt

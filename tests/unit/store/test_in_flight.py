@@ -17,18 +17,23 @@ from meshscope.store.write.in_flight import (
     read_in_flight,
     row_check,
 )
+from meshscope.store.write.now_file import NOW_NAME, OPEN_STEP_BYTES, NowFile
 
 EPOCH = 10**12
 
 
+def read_bytes(folder: Path) -> bytes:
+    return (folder / NOW_NAME).read_bytes()[OPEN_STEP_BYTES:]
+
+
 @pytest.fixture(params=[True, False], ids=["mapped", "written"])
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> InFlightWriter:
-    return InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=request.param)
+    return InFlightWriter(NowFile(tmp_path / NOW_NAME, mapped=request.param), EPOCH)
 
 
 def read(writer: InFlightWriter, tmp_path: Path):
     writer.flush()
-    return read_in_flight((tmp_path / "in_flight.bin").read_bytes())
+    return read_in_flight(read_bytes(tmp_path))
 
 
 def test_what_was_entered_and_not_left_is_there(writer, tmp_path):
@@ -78,9 +83,9 @@ def test_more_than_fit_are_counted(writer, tmp_path):
 
 
 def test_every_flipped_byte_of_what_is_in_use_shows(tmp_path):
-    writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
+    writer = InFlightWriter(NowFile(tmp_path / NOW_NAME, mapped=True), EPOCH)
     writer.enter(writer.open_channel(channel_code(3, 4, 1)), 7, 1, 2, EPOCH + 5, 6, 7)
-    data = (tmp_path / "in_flight.bin").read_bytes()
+    data = read_bytes(tmp_path)
     good = read_in_flight(data)
     slot_start = 64 * (1 + NUM_CHANNELS)
     for offset in [*range(24), *range(64, 64 + 24), *range(slot_start, slot_start + 64)]:
@@ -101,12 +106,12 @@ def test_a_short_file_is_refused():
 
 
 def test_after_a_fork_the_child_writes_nowhere(tmp_path):
-    writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
+    writer = InFlightWriter(NowFile(tmp_path / NOW_NAME, mapped=True), EPOCH)
     row = writer.open_channel(1)
     writer.disarm()
     writer.enter(row, 9, 1, 0, EPOCH, 0, 0)
     writer.enter(0, 1, 1, 2, EPOCH, 6, 7)
-    assert read_in_flight((tmp_path / "in_flight.bin").read_bytes()).records == ()
+    assert read_in_flight(read_bytes(tmp_path)).records == ()
 
 
 def test_a_blocking_operation_stands_in_its_channels_row(writer, tmp_path):
@@ -128,12 +133,12 @@ def test_a_blocking_operation_stands_in_its_channels_row(writer, tmp_path):
 
 
 def test_every_flipped_byte_of_a_blocking_operation_shows(tmp_path):
-    writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
+    writer = InFlightWriter(NowFile(tmp_path / NOW_NAME, mapped=True), EPOCH)
     row = writer.open_channel(channel_code(3, -1, 0))
     words = (7 << 8 | 1) * 257, 6 * 257, 5, 6, 7, 8
     check = row_check(row, 5, 6, 6 + writer.epoch_ns, 7, 8)
     pack_row(writer.buffer, 8 * (row + 1), *words, check)
-    data = (tmp_path / "in_flight.bin").read_bytes()
+    data = read_bytes(tmp_path)
     good = read_in_flight(data)
     assert len(good.records) == 1
     for offset in range(64, 128):

@@ -6,6 +6,7 @@ from pathlib import Path
 import kill_storm
 from kill_storm import Acknowledged, ModeResult, check_run, record_words
 
+from builders import flip_byte, table_path
 from meshscope.store.write.writer import RankWriter
 
 
@@ -26,11 +27,9 @@ def test_the_storm_sees_lost_wrong_and_damaged_records(tmp_path: Path) -> None:
     writer.table("spans").put(*record_words("spans", 0, 0)[:2], 5, 5, 5, 5, 5)  # not what it was
     for number in range(3):
         writer.table("scalars").put(*record_words("scalars", 0, number))
-    path = tmp_path / "rank00000" / "attempt000" / "scalars.tbl"
+    path = table_path(tmp_path / "rank00000" / "attempt000", "scalars")
     writer.close()
-    data = bytearray(path.read_bytes())
-    data[4096 + 64 + 20] ^= 1
-    path.write_bytes(data)
+    flip_byte(path, 4096 + 64 + 20)
     acknowledged = Acknowledged()
     for table, count in enumerate((4, 1, 3)):
         acknowledged.set(0, table, count)

@@ -13,9 +13,9 @@ from meshscope.analyze.study import Study
 from meshscope.store.read.columns import ProblemKind
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
+from meshscope.store.write.now_file import NOW_NAME, OPEN_STEP_BYTES, NowFile
 from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
-    OPEN_STEP_NAME,
     PHASE_IDS,
     STAMP_FACTOR,
     OpenPhase,
@@ -25,7 +25,7 @@ from meshscope.store.write.open_step import (
 from meshscope.store.write.writer import RankWriter
 
 EPOCH = START_MONO_NS
-NUM_BYTES = 128
+NUM_BYTES = OPEN_STEP_BYTES
 STAMPS = (10, 40, 50, 95, 100, None, None, None)
 """Begin and end of data, forward, backward, optimizer after EPOCH: killed inside backward."""
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASE_IDS
@@ -39,8 +39,8 @@ def stamp(writer: OpenStepWriter, times: tuple[int | None, ...]) -> None:
 
 
 def make_stamps(path: Path, times: tuple[int | None, ...] = STAMPS) -> bytes:
-    stamp(OpenStepWriter(path, EPOCH), times)
-    return path.read_bytes()
+    stamp(OpenStepWriter(NowFile(path, mapped=True), EPOCH), times)
+    return path.read_bytes()[:NUM_BYTES]
 
 
 def phase(name_id: int, start: int, end: int | None) -> OpenPhase:
@@ -52,14 +52,14 @@ def phase(name_id: int, start: int, end: int | None) -> OpenPhase:
 
 
 def test_stamps_are_read_back(tmp_path: Path) -> None:
-    data = make_stamps(tmp_path / OPEN_STEP_NAME)
+    data = make_stamps(tmp_path / NOW_NAME)
     assert len(data) == NUM_BYTES
     expected = [phase(DATA, 10, 40), phase(FORWARD, 50, 95), phase(BACKWARD, 100, None)]
     assert read_open_step(data, EPOCH) == (expected, 0)
 
 
 def test_a_phase_that_begins_with_the_file_is_there(tmp_path: Path) -> None:
-    data = make_stamps(tmp_path / OPEN_STEP_NAME, (0, 0))
+    data = make_stamps(tmp_path / NOW_NAME, (0, 0))
     assert read_open_step(data, 0) == ([phase(DATA, 0, 0)], 0)
 
 
@@ -71,7 +71,7 @@ def test_a_new_file_holds_no_phase(tmp_path: Path) -> None:
 def test_every_changed_byte_is_seen_and_costs_at_most_its_phase(
     tmp_path: Path, times: tuple[int | None, ...]
 ) -> None:
-    data = make_stamps(tmp_path / OPEN_STEP_NAME, times)
+    data = make_stamps(tmp_path / NOW_NAME, times)
     phases, _ = read_open_step(data, EPOCH)
     for offset, flip in itertools.product(range(NUM_BYTES), range(1, 256)):
         changed = bytearray(data)
@@ -89,14 +89,14 @@ def test_every_changed_byte_is_seen_and_costs_at_most_its_phase(
 
 @pytest.mark.parametrize("size", [*range(NUM_BYTES), NUM_BYTES + 1, 4096])
 def test_another_length_is_not_read(tmp_path: Path, size: int) -> None:
-    data = make_stamps(tmp_path / OPEN_STEP_NAME).ljust(size, b"\0")[:size]
+    data = make_stamps(tmp_path / NOW_NAME).ljust(size, b"\0")[:size]
     with pytest.raises(ValueError, match=f"{size} bytes, expected 128"):
         read_open_step(data, EPOCH)
 
 
 def test_stamps_of_an_earlier_step_are_not_of_the_open_one(tmp_path: Path) -> None:
     """Data and forward of the open step; backward and optimizer are the step's before."""
-    data = make_stamps(tmp_path / OPEN_STEP_NAME, (110, 120, 130, 95, 40, 60, 65, 99))
+    data = make_stamps(tmp_path / NOW_NAME, (110, 120, 130, 95, 40, 60, 65, 99))
     expected = [phase(DATA, 110, 120), phase(FORWARD, 130, None)]
     assert read_open_step(data, EPOCH + 100) == (expected, 0)
 
@@ -125,7 +125,7 @@ def open_phase_of(recording: Recording) -> str | None:
 @pytest.mark.parametrize("offset", range(NUM_BYTES))
 def test_a_changed_byte_is_listed_among_the_problems(tmp_path: Path, offset: int) -> None:
     writer = make_writer(tmp_path)
-    path = writer.directory / OPEN_STEP_NAME
+    path = writer.directory / NOW_NAME
     make_stamps(path)
     flip_byte(path, offset)
     recording = killed(writer)
@@ -138,7 +138,7 @@ def test_a_changed_byte_is_listed_among_the_problems(tmp_path: Path, offset: int
 
 def test_a_damaged_end_does_not_look_like_a_phase_that_goes_on(tmp_path: Path) -> None:
     writer = make_writer(tmp_path)
-    path = writer.directory / OPEN_STEP_NAME
+    path = writer.directory / NOW_NAME
     make_stamps(path, (10, 40, 50, 95))
     flip_byte(path, 8 * (FIRST_STAMP_WORD + 3))
     recording = killed(writer)
@@ -148,7 +148,7 @@ def test_a_damaged_end_does_not_look_like_a_phase_that_goes_on(tmp_path: Path) -
 
 def test_after_a_clean_end_stamps_do_not_count(tmp_path: Path) -> None:
     writer = make_writer(tmp_path)
-    make_stamps(writer.directory / OPEN_STEP_NAME)
+    make_stamps(writer.directory / NOW_NAME)
     writer.close(end_host_mono_ns=EPOCH + 200)
     recording = killed(writer)
     assert span_times(recording) == []
@@ -160,14 +160,14 @@ def test_stale_stamps_are_told_by_the_latest_end_whatever_the_step_numbers(tmp_p
     writer = make_writer(tmp_path)
     put_step(writer, 7, EPOCH + 1, EPOCH + 5)
     put_step(writer, 3, EPOCH + 6, EPOCH + 100)
-    make_stamps(writer.directory / OPEN_STEP_NAME, (10, 40, 50, 95))
+    make_stamps(writer.directory / NOW_NAME, (10, 40, 50, 95))
     assert killed(writer).open_phases() == []
 
 
 def test_phases_written_before_the_steps_record_are_not_read_twice(tmp_path: Path) -> None:
     """Killed between the record of the phases and that of the step, or after a pause."""
     writer = make_writer(tmp_path)
-    make_stamps(writer.directory / OPEN_STEP_NAME, (10, 40, 50, 95, 100, 170, 171, 190))
+    make_stamps(writer.directory / NOW_NAME, (10, 40, 50, 95, 100, 170, 171, 190))
     times = [EPOCH + time for time in (10, 40, 50, 95, 100, 170)]
     writer.table("phases").put(*times, 1 << 32 | 19)
     expected = [(DATA, 10, 40), (FORWARD, 50, 95), (BACKWARD, 100, 170), (OPTIMIZER, 171, 190)]
@@ -176,7 +176,7 @@ def test_phases_written_before_the_steps_record_are_not_read_twice(tmp_path: Pat
 
 def test_an_optimizer_in_a_record_of_its_own_is_not_read_twice(tmp_path: Path) -> None:
     writer = make_writer(tmp_path)
-    make_stamps(writer.directory / OPEN_STEP_NAME, (10, 40, None, None, None, None, 50, 90))
+    make_stamps(writer.directory / NOW_NAME, (10, 40, None, None, None, None, 50, 90))
     put_span(writer, "optimizer", EPOCH + 50, 40)
     assert span_times(killed(writer)) == [(DATA, 10, 40), (OPTIMIZER, 50, 90)]
 
@@ -184,7 +184,7 @@ def test_an_optimizer_in_a_record_of_its_own_is_not_read_twice(tmp_path: Path) -
 def test_a_phase_that_has_ended_on_the_stack_does_not_go_on(tmp_path: Path) -> None:
     """Its begin was stamped; then something nested in it, and its end is a row of `spans`."""
     writer = make_writer(tmp_path)
-    make_stamps(writer.directory / OPEN_STEP_NAME, (10, 40, 50, None))
+    make_stamps(writer.directory / NOW_NAME, (10, 40, 50, None))
     recording = killed(writer)
     assert open_phase_of(recording) == "forward"
     put_span(writer, "forward", EPOCH + 50, 30)

@@ -114,8 +114,8 @@ def test_without_a_query_the_tables_are_described(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "copy steps to '{run}/rank00000/attempt000/steps.tbl'",
-        "explain analyze copy steps to '{run}/rank00000/attempt000/steps.tbl'",
+        "copy steps to '{run}/rank00000/attempt000/tables.pack'",
+        "explain analyze copy steps to '{run}/rank00000/attempt000/tables.pack'",
         "export database '{run}'",
         "select 1; copy steps to '{run}/run.json'",
         "attach '{run}/x.db' as x",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import flip_byte
+from builders import flip_byte, lose_table, table_path
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import RunEmpty, RunError, RunNotFound, SchemaTooNew
 from meshscope.store.read.columns import Problem, ProblemKind
@@ -255,7 +255,7 @@ def test_recordings_that_do_not_say_when_they_began_are_no_duplicates(tmp_path: 
 
 
 def test_a_table_file_that_got_lost_is_missed(tmp_path: Path) -> None:
-    (write_rank(tmp_path, 0).directory / "steps.tbl").unlink()
+    lose_table(table_path(write_rank(tmp_path, 0).directory, "steps"))
     recording = open_run(tmp_path).last_attempt.ranks[0]
     assert len(recording.read("steps")["step"]) == 0
     assert [p.text for p in recording.problems] == [

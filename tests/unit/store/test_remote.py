@@ -237,9 +237,9 @@ def test_a_package_that_only_fsspec_knows_is_told_in_its_words(monkeypatch):
 def test_copies_used_longest_ago_make_room(run, memory, cache, monkeypatch):
     put(memory, run, "/bucket/a")
     fetch_below(mount("memory://bucket/a"))
-    assert list(cache.rglob("*.tbl"))
+    assert list(cache.rglob("*.pack"))
     monkeypatch.setenv(mirror.LIMIT_VARIABLE, "1")
     put(memory, run, "/bucket/b")
     mount("memory://bucket/b")
-    assert not list(cache.rglob("*.tbl"))
+    assert not list(cache.rglob("*.pack"))
     assert report("memory://bucket/a") == report(run)

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from meshscope.store.read.columns import ProblemKind, TableRead, read_table_file
+from meshscope.store.read.files import file_size, read_file
 from meshscope.store.schema import TABLES
 from meshscope.store.write import table_file
 from meshscope.store.write.native import SWITCH_VARIABLE, load_native
+from meshscope.store.write.pack import PACK_NAME, PackedTable, PackWriter
 from meshscope.store.write.table_file import (
     CHECK_SALT,
     HEADER_BYTES,
@@ -46,9 +48,9 @@ def _written_in_python(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 def make_writer(path: Path, *, mapped: bool = True, max_detail_bytes: int = 1 << 40) -> TableWriter:
-    return TableWriter(
-        path, TABLES["spans"], {"rank": 0}, mapped=mapped, max_detail_bytes=max_detail_bytes
-    )
+    """Of a table in a pack of its own."""
+    place = PackedTable(PackWriter(path.parent, {"rank": 0}, mapped=mapped), path.stem)
+    return TableWriter(place, TABLES["spans"], {"rank": 0}, max_detail_bytes=max_detail_bytes)
 
 
 def put_numbers(writer: TableWriter, numbers: range) -> None:
@@ -67,13 +69,12 @@ def read_numbers(path: Path) -> tuple[list[int], TableRead]:
 def test_what_is_put_is_read_back(
     tmp_path: Path, mapped: bool, is_closed: bool, count: int
 ) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     writer = make_writer(path, mapped=mapped)
     put_numbers(writer, range(count))
     writer.flush()
     if is_closed:
         assert writer.close() == count
-        assert path.stat().st_size == HEADER_BYTES + 64 * count
     numbers, read = read_numbers(path)
     assert numbers == list(range(count))
     assert read.problems == ()
@@ -93,7 +94,7 @@ def test_the_worked_example_of_the_documentation() -> None:
 
 @BOTH_WAYS
 def test_no_record_is_lost_or_doubled_when_many_threads_put(tmp_path: Path, way: str) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     writer = make_writer(path)
     num_threads, each = 8, 12_000
 
@@ -120,7 +121,7 @@ def test_no_record_is_lost_or_doubled_when_many_threads_put(tmp_path: Path, way:
 @SINKS
 def test_closing_while_threads_put_leaves_a_whole_file(tmp_path: Path, mapped: bool) -> None:
     for round_number in range(10):
-        path = tmp_path / f"{round_number}.tbl"
+        path = tmp_path / f"{round_number}.pack" / "spans.tbl"
         writer = make_writer(path, mapped=mapped)
         is_over = threading.Event()
 
@@ -146,7 +147,7 @@ def test_closing_while_threads_put_leaves_a_whole_file(tmp_path: Path, mapped: b
 def test_a_slot_drawn_before_the_disk_was_full_is_not_written_into_a_later_epoch(
     tmp_path: Path, way: str
 ) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     writer = make_writer(path, max_detail_bytes=WINDOW_BYTES)
     put_numbers(writer, range(FIRST_WINDOW_RECORDS + 5))  # five do not fit
     writer._max_bytes = 1 << 40  # room again
@@ -168,7 +169,7 @@ def test_a_slot_drawn_before_the_disk_was_full_is_not_written_into_a_later_epoch
 def test_a_value_that_is_no_64_bit_integer_raises_and_costs_only_itself(
     tmp_path: Path, mapped: bool, bad: object
 ) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     writer = make_writer(path, mapped=mapped)
     put_numbers(writer, range(3))
     with pytest.raises((struct.error, TypeError)):
@@ -184,7 +185,7 @@ def test_a_value_that_is_no_64_bit_integer_raises_and_costs_only_itself(
 def test_a_detail_table_stops_at_its_limit_and_counts_the_rest(
     tmp_path: Path, mapped: bool
 ) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     writer = make_writer(path, mapped=mapped, max_detail_bytes=2 * WINDOW_BYTES)
     num_fitting = (2 * WINDOW_BYTES - HEADER_BYTES) // 64
     put_numbers(writer, range(num_fitting + 100))
@@ -193,12 +194,12 @@ def test_a_detail_table_stops_at_its_limit_and_counts_the_rest(
     assert numbers == list(range(num_fitting))
     assert [(p.kind, p.num_records) for p in read.problems] == [(ProblemKind.DROPPED, 100)]
     assert "limit" in writer.error
-    assert path.stat().st_size <= 2 * WINDOW_BYTES
+    assert file_size(path) <= 2 * WINDOW_BYTES
 
 
 @SINKS
 def test_a_forked_child_writes_nothing_and_the_parent_goes_on(tmp_path: Path, mapped: bool) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     writer = make_writer(path, mapped=mapped)
     put_numbers(writer, range(10))
     child = os.fork()
@@ -219,21 +220,21 @@ def test_a_forked_child_writes_nothing_and_the_parent_goes_on(tmp_path: Path, ma
 
 
 def test_a_file_that_exists_is_never_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "spans.tbl"
-    path.write_bytes(b"someone else's")
+    path = tmp_path / PACK_NAME / "spans.tbl"
+    path.parent.write_bytes(b"someone else's")
     writer = make_writer(path)
     put_numbers(writer, range(3))
     writer.close()
-    assert path.read_bytes() == b"someone else's"
+    assert path.parent.read_bytes() == b"someone else's"
     assert writer.num_dropped == 3
     assert "EEXIST" in writer.error
 
 
 def test_a_table_whose_folder_is_not_there_yet_starts_when_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "later" / "spans.tbl"
+    path = tmp_path / "later" / PACK_NAME / "spans.tbl"
     writer = make_writer(path)
     put_numbers(writer, range(3))
-    path.parent.mkdir()
+    path.parent.parent.mkdir()
     writer._retry_at = 0.0
     put_numbers(writer, range(3, 6))
     writer.close()
@@ -247,10 +248,12 @@ import resource, sys, time
 from pathlib import Path
 from meshscope.store.write import table_file
 from meshscope.store.schema import TABLES
+from meshscope.store.write.pack import PackedTable, PackWriter
 from meshscope.store.write.table_file import TableWriter
 table_file.RETRY_SECONDS = 0.05
 path, mapped = Path(sys.argv[1]), sys.argv[2] != "append"
-writer = TableWriter(path, TABLES["spans"], {"rank": 0}, mapped=mapped)
+place = PackedTable(PackWriter(path.parent, {}, mapped=mapped), "spans")
+writer = TableWriter(place, TABLES["spans"], {"rank": 0})
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 for number in range(90_000):
     writer.put(1, number, 0, 0, 0, 0, 0)
@@ -267,7 +270,7 @@ print(dropped_while_full, writer.num_dropped, writer.error, sep=";")
 
 @pytest.mark.parametrize("sink", ["mapped", "plain", "append"])
 def test_recording_goes_on_over_a_file_size_limit_and_resumes(tmp_path: Path, sink: str) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK_LOOP, str(path), sink],
         capture_output=True,
@@ -297,7 +300,9 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monk
         pytest.skip("no compiled writer here: meshscope was installed without a compiler")
 
     def write(way: str) -> tuple[bytes, list[object]]:
-        writer = make_writer(tmp_path / way, max_detail_bytes=2 * WINDOW_BYTES)
+        writer = make_writer(
+            tmp_path / f"{way}.pack" / "spans.tbl", max_detail_bytes=2 * WINDOW_BYTES
+        )
         chance, outcomes = random.Random(5), []
         for number in range(6000):
             words: list[Any] = [chance.choice(WORDS) for _ in range(7)]
@@ -310,7 +315,7 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monk
             except (struct.error, TypeError) as error:
                 outcomes.append((number, type(error)))
         outcomes += [writer.num_dropped, writer.error, writer.close()]
-        return (tmp_path / way).read_bytes()[HEADER_BYTES:], outcomes
+        return read_file(tmp_path / f"{way}.pack" / "spans.tbl")[HEADER_BYTES:], outcomes
 
     native = write("native")
     monkeypatch.setenv(SWITCH_VARIABLE, "0")
@@ -344,7 +349,7 @@ def test_recording_goes_on_when_the_disk_is_full_and_resumes(
     monkeypatch.setattr(table_file, "INLINE_FLUSH_BYTES", 1 << 16)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(600_000))
-    path = small_disk / "spans.tbl"
+    path = small_disk / PACK_NAME / "spans.tbl"
     writer = make_writer(path, mapped=mapped)
     put_numbers(writer, range(90_000))
     writer.flush()
@@ -384,10 +389,10 @@ def test_a_table_that_could_not_be_made_on_a_full_disk_starts_when_there_is_room
     monkeypatch.setattr(table_file, "RETRY_SECONDS", 0.02)
     ballast = small_disk / "ballast"
     fill(ballast)
-    path = small_disk / "spans.tbl"
+    path = small_disk / PACK_NAME / "spans.tbl"
     writer = make_writer(path)
     put_numbers(writer, range(5))
-    assert not path.exists()
+    assert not path.parent.exists()
     ballast.unlink()
     time.sleep(0.03)
     put_numbers(writer, range(5, 10))
@@ -399,7 +404,7 @@ def test_a_table_that_could_not_be_made_on_a_full_disk_starts_when_there_is_room
 
 @BOTH_WAYS
 def test_nothing_is_lost_when_the_process_is_killed_between_puts(tmp_path: Path, way: str) -> None:
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     child = os.fork()
     if child == 0:
         put_numbers(make_writer(path), range(3000))
@@ -417,11 +422,13 @@ def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path, way:
         import signal, sys
         from pathlib import Path
         from meshscope.store.schema import TABLES
+        from meshscope.store.write.pack import PackedTable, PackWriter
         from meshscope.store.write.table_file import TableWriter
         class Interrupt(BaseException): pass
         def handler(number, frame): raise Interrupt
         signal.signal(signal.SIGALRM, handler)
-        writer = TableWriter(Path(sys.argv[1]), TABLES["spans"], {"rank": 0})
+        place = PackedTable(PackWriter(Path(sys.argv[1]).parent, {}, mapped=True), "spans")
+        writer = TableWriter(place, TABLES["spans"], {"rank": 0})
         signal.setitimer(signal.ITIMER_REAL, 0.0005)
         number = hits = 0
         while hits < 200:
@@ -436,7 +443,7 @@ def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path, way:
         writer.close()
         print(number)
     """)
-    path = tmp_path / "spans.tbl"
+    path = tmp_path / PACK_NAME / "spans.tbl"
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders import START_MONO_NS, flip_byte, make_writer, put_span, put_step
+from builders import START_MONO_NS, flip_byte, make_writer, put_span, put_step, table_path
 from meshscope.store.read import table_window
 from meshscope.store.read.columns import Columns, read_table_file, select_rows
 from meshscope.store.read.table_window import (
@@ -16,6 +16,7 @@ from meshscope.store.read.table_window import (
     read_time_windows,
 )
 from meshscope.store.schema import TABLES
+from meshscope.store.write.pack import FIRST_EXTENT
 from meshscope.store.write.table_file import HEADER_BYTES
 
 NUM_ROWS = 5_000
@@ -30,7 +31,7 @@ def _write_waits(path: Path, starts: np.ndarray, *, closes: bool = True) -> Path
         writer.close(end_host_mono_ns=START_MONO_NS)
     else:
         writer.flush()
-    return writer.directory / "waits.tbl"
+    return table_path(writer.directory, "waits")
 
 
 def _windows(*bounds: tuple[int, int]) -> TimeWindows:
@@ -92,9 +93,9 @@ def test_damaged_records_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("way")
 def test_cut_file(tmp_path: Path) -> None:
     file = _write_waits(tmp_path, 10 * np.arange(NUM_ROWS))
-    os.truncate(file, HEADER_BYTES + 64 * 1_000 + 30)
+    os.truncate(file.parent, FIRST_EXTENT + HEADER_BYTES + 64 * 1_000 + 30)
     _check(file, _windows((9_000, 12_000)))
-    os.truncate(file, 100)
+    os.truncate(file.parent, 100)
     assert len(read_time_windows(file, TABLES["waits"], _windows((0, 10)), 0)[0]["source"]) == 0
 
 
@@ -113,7 +114,7 @@ def test_spans_are_placed_by_their_end(tmp_path: Path) -> None:
     writer.close(end_host_mono_ns=START_MONO_NS)
 
     found, problems = read_time_windows(
-        writer.directory / "spans.tbl", TABLES["spans"], _windows((5_000, 5_999)), 0
+        table_path(writer.directory, "spans"), TABLES["spans"], _windows((5_000, 5_999)), 0
     )
     assert not problems
     assert sorted(found["start_host_mono_ns"].tolist()) == sorted(
@@ -127,7 +128,7 @@ def test_steps_by_number(tmp_path: Path) -> None:
     for step in range(3, 500):
         put_step(writer, step, START_MONO_NS + step, START_MONO_NS + step + 1)
     writer.close(end_host_mono_ns=START_MONO_NS)
-    file = writer.directory / "steps.tbl"
+    file = table_path(writer.directory, "steps")
 
     assert find_step_extent(file) == (3, 499)
     found = read_step_windows(file, TABLES["steps"], [(0, 5), (100, 102), (499, 600)])

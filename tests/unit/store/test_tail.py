@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from builders import overwrite
 from meshscope.store.read.tail import LiveView, RunTail, StepTail, read_last_records, read_step_tail
 from meshscope.store.schema import RECORD_BYTES, STEPS
+from meshscope.store.write.pack import PACK_NAME, PackedTable, PackWriter
 from meshscope.store.write.table_file import HEADER_BYTES, WINDOW_BYTES, TableWriter
 from meshscope.store.write.writer import RankWriter
 
@@ -15,7 +17,8 @@ def write_steps(
     path: Path, num_steps: int, *, mapped: bool = True, closes: bool = False
 ) -> TableWriter:
     """Steps of 10 ns that start every 100 ns, 32 tokens each."""
-    writer = TableWriter(path, STEPS, {}, mapped=mapped)
+    place = PackedTable(PackWriter(path.parent, {}, mapped=mapped), path.stem)
+    writer = TableWriter(place, STEPS, {})
     for step in range(num_steps):
         writer.put(step, 1000 + step * 100, 1010 + step * 100, 1, -1, 32, 0)
     if closes:
@@ -38,14 +41,14 @@ def last_steps(path: Path, count: int) -> list[int]:
 def test_the_last_records_are_found(
     tmp_path: Path, num_steps: int, mapped: bool, closes: bool
 ) -> None:
-    path = tmp_path / "steps.tbl"
+    path = tmp_path / PACK_NAME / "steps.tbl"
     write_steps(path, num_steps, mapped=mapped, closes=closes)
     expected = list(range(num_steps))[-3:]
     assert last_steps(path, 3) == expected
 
 
 def test_a_file_without_records_has_no_tail(tmp_path: Path) -> None:
-    path = tmp_path / "steps.tbl"
+    path = tmp_path / PACK_NAME / "steps.tbl"
     write_steps(path, 0)
     assert read_last_records(path, 3) == []
 
@@ -58,24 +61,22 @@ def test_a_file_cut_inside_its_header_has_no_tail(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_an_error_for_the_file_and_no_tail_for_the_rank(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        read_last_records(tmp_path / "steps.tbl", 1)
+        read_last_records(tmp_path / PACK_NAME / "steps.tbl", 1)
     assert read_step_tail(tmp_path) is None
 
 
 @pytest.mark.parametrize("damaged", [0, 5, 50, 98, 99])
 def test_a_damaged_record_is_passed_over(tmp_path: Path, damaged: int) -> None:
-    path = tmp_path / "steps.tbl"
+    path = tmp_path / PACK_NAME / "steps.tbl"
     write_steps(path, 100)
-    with path.open("r+b") as file:
-        file.seek(HEADER_BYTES + damaged * RECORD_BYTES + 16)
-        file.write(b"\xff\xff")
+    overwrite(path, HEADER_BYTES + damaged * RECORD_BYTES + 16, b"\xff\xff")
     assert last_steps(path, 100) == [step for step in range(100) if step != damaged]
 
 
 def test_a_long_file_costs_a_few_small_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "steps.tbl"
+    path = tmp_path / PACK_NAME / "steps.tbl"
     write_steps(path, 100_000)
     sizes: list[int] = []
     pread = os.pread
@@ -87,18 +88,21 @@ def test_a_long_file_costs_a_few_small_reads(
     monkeypatch.setattr(os, "pread", counting_pread)
     assert last_steps(path, 1) == [99_999]
     assert len(sizes) < 25
+    sizes.clear()  # the pack's directory is known now: a page for every 2 MiB
+    assert last_steps(path, 1) == [99_999]
+    assert len(sizes) < 25
     assert sum(sizes) < 16_384
 
 
 def test_pace_counts_gaps_between_steps(tmp_path: Path) -> None:
-    write_steps(tmp_path / "steps.tbl", 40)
+    write_steps(tmp_path / PACK_NAME / "steps.tbl", 40)
     assert read_step_tail(tmp_path) == StepTail(
         last_step=39, end_host_mono_ns=1010 + 3900, mean_step_ns=100, input_tokens=32
     )
 
 
 def test_one_step_has_no_pace(tmp_path: Path) -> None:
-    write_steps(tmp_path / "steps.tbl", 1)
+    write_steps(tmp_path / PACK_NAME / "steps.tbl", 1)
     assert read_step_tail(tmp_path) == StepTail(
         last_step=0, end_host_mono_ns=1010, mean_step_ns=None, input_tokens=32
     )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from builders import table_path
 from meshscope.analyze.study import Study
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable, need
@@ -27,6 +28,7 @@ from meshscope.store.retention_tables import (
     bucket_of,
 )
 from meshscope.store.schema import BUILTIN_NAMES, TABLES, StepFlag
+from meshscope.store.write.pack import OLD_PACK, PACK_NAME, SEALED_PACK
 from meshscope.store.write.record_sums import merge_rows
 from meshscope.store.write.writer import RankWriter
 
@@ -57,6 +59,7 @@ class Program:
         self.now_ns = 1_000_000
         self.operations: list[list[int]] = []
         self.peak_bytes = 0
+        self.most_files = 0
 
     def step(self, number: int, *, ratio: float = 1.0, flags: int = 0, fails: bool = False) -> None:
         begin_ns = self.now_ns
@@ -80,6 +83,7 @@ class Program:
     def note_size(self) -> None:
         sizes = [path.stat().st_size for path in self.writer.directory.iterdir()]
         self.peak_bytes = max(self.peak_bytes, sum(sizes))
+        self.most_files = max(self.most_files, len(sizes))
 
     def run(self, numbers: range, **settings: object) -> None:
         for number in numbers:
@@ -149,6 +153,8 @@ def test_a_long_run_stays_within_its_size_and_keeps_the_newest(
 ) -> None:
     path, program = long_run
     assert program.peak_bytes <= MAX_BYTES
+    # Of six: a recorder has one more, for what the process is in.
+    assert program.most_files == 5
     recording = read(path)
     kept = set(sequences(recording.read("collectives")))
     newest = {step * 100 + index for step in range(3800, 4000) for index in range(12)}
@@ -243,10 +249,10 @@ def test_a_sealed_segment_that_is_already_in_the_thinned_file_is_not_read_twice(
         assert thinner is not None
         if thinner.is_due():
             for _ in thinner.work():
-                sealed = directory / "collectives.sealed.tbl"
+                sealed = directory / SEALED_PACK
                 kept_bytes = sealed.read_bytes() if sealed.exists() else kept_bytes
     before = sequences(read(tmp_path / "run").read("collectives"))
-    (directory / "collectives.sealed.tbl").write_bytes(kept_bytes)  # as a kill would leave it
+    (directory / SEALED_PACK).write_bytes(kept_bytes)  # as a kill would leave it
     assert sequences(read(tmp_path / "run").read("collectives")) == before
 
 
@@ -255,7 +261,7 @@ def test_without_a_size_there_is_nothing_new(tmp_path: Path) -> None:
     Program(writer).run(range(200))
     writer.close(end_host_mono_ns=1)
     names = sorted(path.name for path in writer.directory.iterdir())
-    assert names == ["collectives.tbl", "journal.jsonl", "steps.tbl"]
+    assert names == ["journal.jsonl", PACK_NAME]
 
 
 def test_lost_operations_are_never_compute(long_run: tuple[Path, Program]) -> None:
@@ -315,7 +321,7 @@ def test_a_thinned_run_that_was_compacted_tells_the_same(long_run: tuple[Path, P
     )
     compact_run(path, remove_raw=True)
     after = read(path)
-    assert not list((path / "rank00000" / "attempt000").glob("*.tbl"))
+    assert not list((path / "rank00000" / "attempt000").glob("*.pack"))
     assert (whole_steps(after), sequences(after.read("collectives"))) == (whole, kept)
     assert read_sums(after) == sums
     steps = np.arange(4000)
@@ -328,7 +334,7 @@ def test_a_missing_segment_is_told(long_run: tuple[Path, Program]) -> None:
     whole = read(path)
     whole.read("collectives")
     assert not whole.problems
-    (path / "rank00000" / "attempt000" / "collectives.old.tbl").unlink()
+    (path / "rank00000" / "attempt000" / OLD_PACK).unlink()
     recording = read(path)
     recording.read("collectives")
     assert [problem.kind for problem in recording.problems] == [ProblemKind.UNREADABLE]
@@ -347,7 +353,7 @@ def endless_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Program
     """40,000 steps, 192 bytes each, into 2 MiB: four times what it may take."""
     path = tmp_path_factory.mktemp("endless") / "run"
     program, wrong = Program(open_writer(path, MAX_BYTES), num_operations=0), Counter[str]()
-    tail = TableTail(path / "rank00000" / "attempt000" / "steps.tbl", TABLES["steps"])
+    tail = TableTail(table_path(path / "rank00000" / "attempt000", "steps"), TABLES["steps"])
     seen: list[int] = []
     for number in range(NUM_MANY):
         at = program.now_ns

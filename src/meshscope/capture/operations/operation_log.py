@@ -1,7 +1,7 @@
 """Writes communication operations down: entered, ended, failed, waited for.
 
 Operations found in torch (`collectives`) and operations timed by the program
-(`communication`) end here. An operation stands in a slot of `in_flight.bin` from the moment it is
+(`communication`) end here. An operation stands in a slot of `now.bin` from the moment it is
 called and gets its row in `collectives` when its end is known, so a run of any length can say what
 a rank was doing when it stopped. Flat for the same reason as `hooks`: it runs inside every
 operation.

@@ -25,7 +25,7 @@ class Channel:
         self.numbers = itertools.count(first_number)
         """Drawing from it is atomic: several threads may communicate."""
         self.row = row
-        """Number of the channel in `in_flight.bin`; 0 when that is full."""
+        """Number of the channel in `now.bin`; 0 when that is full."""
 
 
 class GroupEntry(Channel):

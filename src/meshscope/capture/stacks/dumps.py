@@ -1,8 +1,8 @@
 """Lets `meshscope hang` ask a stuck process where it is.
 
-`faulthandler` writes the Python stacks of all threads to a file when a real-time signal arrives;
-its handler is plain C and needs neither the interpreter lock nor a responsive program. Only a
-unclaimed signal is taken. The sender first checks in the journal that it was
+`faulthandler` writes the Python stacks of all threads behind what `now_file` holds when a real-time
+signal arrives; its handler is plain C and needs neither the interpreter lock nor a responsive
+program. Only an unclaimed signal is taken. The sender first checks in the journal that it was
 registered, and that the process is still the one that did.
 """
 
@@ -11,9 +11,6 @@ import os
 import signal
 from pathlib import Path
 
-from meshscope.store.write.access import FILE_MODE
-
-STACKS_NAME = "stacks.txt"
 _SIGNAL_OFFSET = 6
 """From the highest real-time signal downwards; low ones are used by the C library and runtimes."""
 
@@ -27,7 +24,7 @@ class StackDumps:
         if signal.getsignal(self.signal_number) is not signal.SIG_DFL:
             raise ValueError(f"signal {self.signal_number} is in use by the program")
         # A descriptor and not a file object: a recorder that is dropped need not be closed.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         faulthandler.register(self.signal_number, file=self._fd, all_threads=True, chain=False)
 
     def remove(self) -> None:

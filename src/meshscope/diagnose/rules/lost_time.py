@@ -85,7 +85,7 @@ class UnnamedLoss(Rule):
     is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One per loss; what the same ranks do between steps is one."""
+        """One for all that the same ranks take longer for, one for each other loss."""
         ledger = need(context.ledger)
         if len(need(context.study.timeline).steps) < MIN_STEPS:
             return
@@ -99,7 +99,8 @@ class UnnamedLoss(Rule):
         ]
         together: dict[object, list[_Lost]] = {}
         for entry, loss, place in certain:
-            key = (loss.ranks, loss.kind) if place.is_between else id(entry)
+            is_theirs = loss.kind in _BLAMED or place.is_between
+            key = (loss.ranks, loss.kind) if is_theirs else id(entry)
             together.setdefault(key, []).append(_Lost(entry=entry, loss=loss, place=place))
         for lost in together.values():
             if sum(one.entry.share_ns for one in lost) >= least_ns:
@@ -153,13 +154,17 @@ class _Lost:
 
 
 def _name_places(lost: Sequence[_Lost]) -> str:
-    """`in forward`, `between steps`, `in eval and in no phase, between steps`."""
+    """`in forward and in backward`, `between steps`, `in eval and in no phase, between steps`."""
     places = list(dict.fromkeys(one.place for one in lost))
-    if len(places) == 1:
-        name = places[0].name
-        return name if name.startswith(("outside ", "between ")) else f"in {name}"
-    names = [f"in {place.phase or 'no phase'}" for place in places]
-    return f"{' and '.join(names)}, {BETWEEN_STEPS}"
+    if len(places) > 1 and all(place.is_between for place in places):
+        names = [f"in {place.phase or 'no phase'}" for place in places]
+        return f"{' and '.join(names)}, {BETWEEN_STEPS}"
+    return " and ".join(_name_place(place) for place in places)
+
+
+def _name_place(place: Place) -> str:
+    name = place.name
+    return name if name.startswith(("outside ", "between ")) else f"in {name}"
 
 
 def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]) -> Finding:

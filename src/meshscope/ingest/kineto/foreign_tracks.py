@@ -140,3 +140,16 @@ def split_devices(events: TraceEvents, tracks: Sequence[Track]) -> tuple[TraceEv
         "ranks put together: each is a device here; what launched what may be mixed up"
     )
     return replace(events, device=device), [note]
+
+
+def note_processes(events: TraceEvents, tracks: Sequence[Track]) -> list[str]:
+    """A warning where several processes opened ranges: a profiler sees one."""
+    rows = find_true(events.category == int(Category.ANNOTATION))
+    processes = {tracks[track].process for track in set(events.track[rows].tolist())}
+    if len(processes) < 2:
+        return []
+    return [
+        f"ranges of {len(processes)} processes are in it, as in traces of several ranks put "
+        "together: what its host did, and its steps, are of all of them mixed up; read the trace "
+        "of each rank"
+    ]

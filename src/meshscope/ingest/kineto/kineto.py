@@ -15,7 +15,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
 from meshscope.ingest.compressed import ByteStream
 from meshscope.ingest.file_kinds import describe_beginning, describe_fields
-from meshscope.ingest.kineto.foreign_tracks import adopt_tracks, split_devices
+from meshscope.ingest.kineto.foreign_tracks import adopt_tracks, note_processes, split_devices
 from meshscope.ingest.kineto.native_scanner import NativeScanner
 from meshscope.ingest.kineto.scan import KEYS, MISSING, TEXT_IDENTITY, ScanError, Scanner, ScanState
 from meshscope.ingest.kineto.trace_batches import TraceBatches
@@ -175,7 +175,7 @@ def _make_trace(
     tracks = _name_tracks(batches, strings)
     events, notes = split_devices(events, tracks)
     events = adopt_tracks(events, tracks)
-    warnings += notes
+    warnings += notes or note_processes(events, tracks)
     num_incomplete = counts.num_incomplete + batches.num_incomplete
     if num_incomplete:
         warnings.append(

@@ -10,8 +10,9 @@ say that they are steps, and for kernels) decides:
     kernels     the device runs the same sequence of kernels again and again. A sequence that lacks
                 kernels which run only at the trace's ends is a layer, not a step
 
-Such steps have no numbers of their own: they count from 0. The first begins with the trace, and is
-left out where it has less than half of the others' calls: the trace then began within it.
+Such steps have no numbers of their own: they count from 0. The first begins with what the host did
+first, be it only a range, and is left out where it has less than half of the others' calls: the
+trace then began within it.
 """
 
 import re
@@ -83,7 +84,8 @@ def _find_by_optimizer(trace: Trace) -> TraceSteps:
     if len(end) < _MIN_STEPS:
         return _none()
     working = np.sort(events.begin_ns[_working_rows(trace)])
-    begin = np.append(min(int(end[0]) - 1, *working[:1].tolist()), end[:-1])
+    first = np.concatenate([working[:1], events.begin_ns[rows[:1]], end[:1] - 1]).min()
+    begin = np.append(first, end[:-1])
     return _leave_out_partial(_count(begin, end, StepSource.OPTIMIZER), working)
 
 

@@ -18,7 +18,14 @@ import numpy as np
 
 from meshscope.errors import RunError, UsageError
 from meshscope.store.read.columns import Columns, Problem, ProblemKind
-from meshscope.store.read.files import change_time_ns, exists, file_size, find_files
+from meshscope.store.read.files import (
+    change_time_ns,
+    exists,
+    file_size,
+    find_files,
+    list_tables,
+    pack_of,
+)
 from meshscope.store.read.parquet import (
     COMPACT_DIR,
     COMPACT_FORMAT,
@@ -32,7 +39,7 @@ from meshscope.store.read.parquet import (
 )
 from meshscope.store.read.recording import Recording, last_sign_of_life_ns
 from meshscope.store.read.run import Run, open_run
-from meshscope.store.read.table_files import list_all_files
+from meshscope.store.read.table_files import list_all_files, list_packs
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Table
 from meshscope.store.write.access import FOLDER_MODE, make_folder
 from meshscope.store.write.manifest import replace_whole, seal
@@ -182,10 +189,11 @@ def _write_table(
 
 
 def _read_with_problems(recording: Recording, table: Table) -> tuple[Columns, list[Problem]]:
-    """The rows as stored, and what is wrong with this table's files alone."""
+    """The rows as stored, and what is wrong with this table's files."""
     rows = recording.read_raw(table.name)
     paths = list_all_files(recording.directory, table.name)
-    return rows, [problem for problem in recording.problems if problem.path in paths]
+    own = {*paths, *map(pack_of, paths)}
+    return rows, [problem for problem in recording.problems if problem.path in own]
 
 
 def _insert(con: Any, table: Table, parts: list[dict[str, Any]]) -> None:
@@ -212,28 +220,38 @@ def _quoted(text: object) -> str:
 
 
 def _remove_raw(run_dir: Path, recordings: list[Recording], done: Compaction) -> None:
-    """Removes table files that are in the Parquet files, checked by reading those again."""
+    """Removes files of tables that are in the Parquet files, checked by reading those again. A file
+    with something that is not there, or that is damaged, stays."""
     compacted = open_compacted(run_dir, [])
     if compacted is None:
         raise RunError(f"{run_dir}: the compacted files do not open; nothing was removed")
-    removed: list[Path] = []
-    for table in TABLES.values():
-        for recording in recordings:
+    removed: dict[Path, None] = {}
+    kept: dict[Path, None] = {}
+    for recording in recordings:
+        for pack in list_packs(recording.directory):
+            if not set(list_tables(pack)) <= TABLES.keys():
+                kept[pack] = None
+        for table in TABLES.values():
             paths = list_all_files(recording.directory, table.name)
             if not paths:
                 continue
-            if any(p.path in paths and p.kind in _KEEPS_RAW for p in recording.problems):
-                done.kept_raw += paths
+            files = dict.fromkeys(pack_of(path) or path for path in paths)
+            own = {*paths, *files}
+            if any(p.path in own and p.kind in _KEEPS_RAW for p in recording.problems):
+                done.kept_raw += [file for file in files if file not in kept]
+                kept |= files
                 continue
             if not compacted.covers(table.name, recording.rank, recording.attempt):
+                kept |= files
                 continue
             stored, _ = compacted.read(table.name, recording.rank, recording.attempt)
             if not _are_equal(recording.read_raw(table.name), stored):
                 raise RunError(f"{paths[-1]}: the compacted rows differ; all files are kept")
-            removed += paths
+            removed |= files
     for path in removed:  # at the end: what is thinned is read by what other files say
-        done.removed_bytes += file_size(path)
-        path.unlink()
+        if path not in kept:
+            done.removed_bytes += file_size(path)
+            path.unlink()
 
 
 def _are_equal(left: Columns, right: Columns) -> bool:

@@ -4,6 +4,9 @@ Only regular files are read: a pipe or a device under a table's name would block
 the zeros of a file that is nearly all hole would fill the memory. A path that stands for something
 elsewhere (`store.remote.mirror`: object stores, archives) is fetched before it is opened, and what
 is there is what its storage lists; all other paths are the file system's own.
+
+A table in a rank's pack (`store.write.pack`) has a path below it, `tables.pack/steps.tbl`, and is
+read as a file of that table alone would be: offsets are those within the table.
 """
 
 import errno
@@ -15,6 +18,15 @@ from typing import BinaryIO, Self, TextIO
 
 from meshscope.errors import StorageError
 from meshscope.store.remote.mirror import find_mount
+from meshscope.store.write.pack import (
+    FIRST_EXTENT,
+    PACK_MAGIC,
+    PACK_SUFFIX,
+    Extents,
+    PackIndex,
+    find_index,
+)
+from meshscope.store.write.table_file import HEADER_BYTES, STATUS_OFFSET, unpack_header
 
 KEPT_SUFFIX = ".meshscope"
 """Of files that are kept beside a trace for speed; beside a copy of a trace, too."""
@@ -27,28 +39,42 @@ _MAX_HOLE_RATIO = 64
 with records."""
 
 
-class ByteFile:
-    """A regular file, read in parts."""
+_UNREADABLE = "unreadable"
 
-    __slots__ = ("_fd", "_path", "identity", "size_bytes")
+
+class ByteFile:
+    """A regular file, or a table in a pack, read in parts."""
+
+    __slots__ = ("_extents", "_fd", "_path", "identity", "size_bytes")
 
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be opened or is no regular file."""
         self._path = path
-        self._fd = os.open(fetched(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        pack = pack_of(path)
+        self._fd = os.open(fetched(pack or path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(self._fd)
             _require_regular(status, path)
             _require_no_hole(status, path)
             self.size_bytes = status.st_size
-            self.identity = status.st_ino
+            self.identity: object = status.st_ino
+            self._extents: Extents | None = None
+            if pack is not None:
+                index, self.identity = find_index(pack, self._fd)
+                self._extents = index.extents.get(path.stem)
+                if self._extents is None:
+                    raise FileNotFoundError(errno.ENOENT, "the pack has no such table", str(path))
+                # As of now: what the directory names is in the file before.
+                self.size_bytes = index.size_of(path.stem, os.fstat(self._fd).st_size)
         except BaseException:
             os.close(self._fd)
             raise
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Bytes from `offset` on; fewer where the file ends."""
-        return os.pread(self._fd, num_bytes, offset)
+        if self._extents is None:
+            return os.pread(self._fd, num_bytes, offset)
+        return self._extents.read(self._fd, offset, min(offset + num_bytes, self.size_bytes))
 
     def read_all(self) -> bytes:
         """The whole file, as long as it is now: it may have grown since it was opened."""
@@ -56,17 +82,55 @@ class ByteFile:
             text = f"it has {self.size_bytes} bytes, more than any table ({MAX_FILE_BYTES})"
             raise OSError(errno.EFBIG, text, str(self._path))
         try:
+            if self._extents is not None:
+                return self.read(0, self.size_bytes)
             with open(self._fd, "rb", buffering=0, closefd=False) as file:
                 return file.readall()
         except MemoryError:
             text = f"its {self.size_bytes} bytes do not fit in memory"
             raise OSError(errno.ENOMEM, text, str(self._path)) from None
 
+    def list_tables(self) -> list[str]:
+        """Of a pack that was opened itself."""
+        return list(find_index(self._path, self._fd)[0].extents)
+
+    def find_problems(self) -> list[tuple[int, str]]:
+        """What is wrong with a pack apart from its tables: where, and what."""
+        page = self.read(0, HEADER_BYTES)
+        found: list[tuple[int, str]] = []
+        fields: dict[str, object] = {}
+        try:
+            fields = unpack_header(page, PACK_MAGIC)
+        except ValueError as error:
+            found.append((0, f"the header: {error}"))
+        if any(page[STATUS_OFFSET:]):
+            found.append((STATUS_OFFSET, "the bytes behind the header are not empty"))
+        index = PackIndex()
+        index.read(self._fd)
+        found += index.problems
+        size = os.fstat(self._fd).st_size
+        if size < (index.end if fields.get("sink") == "mapped" else FIRST_EXTENT):
+            text = f"the file ends at byte {size}, its tables need {index.end}: it was cut"
+            found.append((size, text))
+        return found
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+
+def pack_of(path: Path) -> Path | None:
+    """The pack that a table is in, by its path; None of a file."""
+    parent = path.parent
+    return parent if parent.name.endswith(PACK_SUFFIX) else None
+
+
+def list_tables(pack: Path) -> list[str]:
+    """Names of the tables in a pack. Raises OSError."""
+    with ByteFile(pack) as file:
+        return file.list_tables()
 
 
 def _require_regular(status: os.stat_result, path: Path) -> None:
@@ -138,6 +202,9 @@ def look_again(path: Path) -> None:
 
 def file_size(path: Path) -> int:
     """Length in bytes. Raises OSError."""
+    if pack_of(path) is not None:
+        with ByteFile(path) as file:
+            return file.size_bytes
     mounted = find_mount(path)
     return os.stat(path).st_size if mounted is None else mounted[0].size_of(mounted[1])
 
@@ -145,12 +212,21 @@ def file_size(path: Path) -> int:
 def change_time_ns(path: Path) -> int:
     """When a file or folder was last changed, in nanoseconds since 1970; of storage without such
     a time, a number that is another one then. Raises OSError."""
+    path = pack_of(path) or path
     mounted = find_mount(path)
     return os.stat(path).st_mtime_ns if mounted is None else mounted[0].change_number(mounted[1])
 
 
-def identify(path: Path) -> int | None:
-    """A number that is another one where another file has the name; None where there is none."""
+def identify(path: Path) -> object:
+    """Another value where another file has the name; None where there is none."""
+    if pack_of(path) is not None:
+        try:
+            with ByteFile(path) as file:
+                return file.identity
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:  # it is there: reading it says what is wrong
+            return _UNREADABLE
     mounted = find_mount(path)
     if mounted is not None:
         return 0 if mounted[0].has_file(mounted[1]) else None
@@ -167,7 +243,7 @@ def file_stamp(path: Path) -> tuple[int, ...]:
     Who writes the same length and puts the time of change back cannot put that of anything else
     back.
     """
-    found = os.stat(fetched(path))
+    found = os.stat(fetched(pack_of(path) or path))
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
@@ -191,6 +267,8 @@ def list_folders(folder: Path) -> list[Path]:
 
 
 def exists(path: Path) -> bool:
+    if pack_of(path) is not None:
+        return identify(path) is not None
     return path.exists() if find_mount(path) is None else is_file(path) or is_folder(path)
 
 

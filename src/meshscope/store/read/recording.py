@@ -26,34 +26,41 @@ from meshscope.store.read.columns import (
     schema_too_new_text,
     select_rows,
 )
-from meshscope.store.read.files import exists, file_size, list_names, read_file
+from meshscope.store.read.files import ByteFile, pack_of, read_file
+from meshscope.store.read.now_parts import read_in_flight_part, read_open_step_part
 from meshscope.store.read.parquet import CompactedRun
-from meshscope.store.read.table_files import lacks_segment, read_thinnings, sign_files, table_files
+from meshscope.store.read.table_files import (
+    lacks_segment,
+    list_names_within,
+    live_file,
+    read_thinnings,
+    sign_files,
+    table_files,
+)
 from meshscope.store.read.table_window import (
     TIME_OF,
     TimeWindows,
+    count_records,
     find_step_extent,
     read_step_windows,
     read_time_windows,
 )
 from meshscope.store.read.usual_phases import expand_phases, is_recorded, open_phase_rows
 from meshscope.store.read.whole_steps import mark_thinned
-from meshscope.store.retention_tables import SEGMENTED_TABLES, THINNED_TABLES
+from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     NUM_WORDS,
-    RECORD_BYTES,
     SCHEMA_VERSION,
     TABLES,
     StepFlag,
 )
 from meshscope.store.write.attempts import stated_attempt
 from meshscope.store.write.groups import Group, groups_from_journal
-from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlight, read_in_flight
+from meshscope.store.write.in_flight import InFlight, read_in_flight
 from meshscope.store.write.journal import EXIT_LINE, JOURNAL_NAME, JournalDamage, read_journal
-from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
-from meshscope.store.write.table_file import HEADER_BYTES
-from meshscope.store.write.writer import TABLE_SUFFIX
+from meshscope.store.write.now_file import NOW_NAME
+from meshscope.store.write.open_step import OpenPhase, read_open_step
 
 MAX_JOURNAL_BYTES = 64 << 20
 """Bytes that are read of a longer journal."""
@@ -221,6 +228,8 @@ class FolderRecording(Recording):
     """Tables the rank made, as its journal says."""
     compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
     _paths: dict[str, Path] = field(default_factory=dict, repr=False, compare=False)
+    _checked: set[Path] = field(default_factory=set, repr=False, compare=False)
+    """Packs that were looked at as a whole."""
     _listed: frozenset[str] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -229,7 +238,7 @@ class FolderRecording(Recording):
         None of one that may still record."""
         if self.closing is not None and self._listed is None:
             try:
-                self._listed = frozenset(list_names(self.directory))
+                self._listed = list_names_within(self.directory)
             except OSError:
                 return None
         return self._listed
@@ -238,13 +247,8 @@ class FolderRecording(Recording):
         return bool(table_files(self.directory, name, self._names)) or self._is_compacted(name)
 
     def open_phases(self) -> list[OpenPhase]:
-        path = self.directory / OPEN_STEP_NAME
-        try:
-            data = read_file(path, MAX_JOURNAL_BYTES)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self._note(describe_unreadable(path, error, self.rank))
+        path, data = self._read_now(read_open_step_part)
+        if data is None:
             return []
         ends = self.read_raw("steps")["end_host_mono_ns"]
         try:
@@ -258,14 +262,11 @@ class FolderRecording(Recording):
         return phases
 
     def in_flight(self) -> InFlight | None:
-        path = self.directory / IN_FLIGHT_NAME
+        path, data = self._read_now(read_in_flight_part)
+        if data is None:
+            return None
         try:
-            found = read_in_flight(read_file(path, MAX_JOURNAL_BYTES))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._note(describe_unreadable(path, error, self.rank))
-            return None
+            found = read_in_flight(data)
         except ValueError as error:
             self._note_problem(ProblemKind.UNREADABLE, path, str(error))
             return None
@@ -276,14 +277,29 @@ class FolderRecording(Recording):
 
     @property
     def notes_operations(self) -> bool:
-        return self.has_table("collectives") or exists(self.directory / IN_FLIGHT_NAME)
+        if self.has_table("collectives"):
+            return True
+        return self._read_now(read_in_flight_part)[1] is not None
+
+    def _read_now(
+        self, read: Callable[[Path], tuple[Path, bytes | None]]
+    ) -> tuple[Path, bytes | None]:
+        """A part of the file of what the process is in; None where there is none to be read."""
+        path = self.directory / NOW_NAME
+        try:
+            return read(self.directory)
+        except OSError as error:
+            self._note(describe_unreadable(path, error, self.rank))
+        except ValueError as error:
+            self._note_problem(ProblemKind.CUT, path, str(error))
+        return path, None
 
     def count_rows(self, name: str) -> int:
-        """By the file's length, or as the compacted run says."""
+        """As the files say, or the compacted run does."""
         num_rows, has_files = 0, False
         for path in table_files(self.directory, name, self._names):
             try:
-                num_rows += max(file_size(path) - HEADER_BYTES, 0) // RECORD_BYTES
+                num_rows += count_records(path)
             except OSError:
                 continue
             has_files = True
@@ -350,8 +366,9 @@ class FolderRecording(Recording):
     def _read_files(self, name: str, read: Callable[[Path], Columns]) -> Columns | None:
         """The rows of a table's files; None where it has none. Read again where they were replaced
         meanwhile: rows would be missing, or there twice."""
+        is_limited = "max_bytes" in self.header
         for look in range(_NUM_LOOKS):
-            is_growing = name in SEGMENTED_TABLES and self.closing is None
+            is_growing = is_limited and self.closing is None
             before = sign_files(self.directory, name) if is_growing else ()
             paths = table_files(self.directory, name, self._names)
             parts = []
@@ -361,16 +378,31 @@ class FolderRecording(Recording):
                 except FileNotFoundError:
                     paths.remove(path)
                 except OSError as error:
-                    self._note(describe_unreadable(path, error, self.rank))
+                    self._note(describe_unreadable(pack_of(path) or path, error, self.rank))
             if not before or before == sign_files(self.directory, name) or look + 1 == _NUM_LOOKS:
                 break
         if not paths:
             return None
-        is_limited = "max_bytes" in self.header and name in SEGMENTED_TABLES
+        self._check_packs(paths)
         if is_limited and lacks_segment(self.directory, name):
             text = "a file of this table is missing: records between two of its segments are lost"
             self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)
         return parts[0] if len(parts) == 1 else concatenate_columns(TABLES[name], parts)
+
+    def _check_packs(self, paths: list[Path]) -> None:
+        for pack in {pack for path in paths if (pack := pack_of(path)) is not None}:
+            if pack in self._checked:
+                continue
+            self._checked.add(pack)
+            try:
+                with ByteFile(pack) as file:
+                    found = file.find_problems()
+            except OSError:  # its tables say why
+                continue
+            for offset, text in found:
+                kind = ProblemKind.DAMAGED
+                problem = Problem(kind=kind, rank=self.rank, path=pack, offset=offset, text=text)
+                self._note(problem)
 
     def _read_file(self, path: Path, name: str) -> Columns:
         read = read_table_file(path, TABLES[name], self.rank)
@@ -416,7 +448,7 @@ class FolderRecording(Recording):
     def _table_path(self, name: str) -> Path:
         path = self._paths.get(name)
         if path is None:  # asked for often, and slow to join
-            path = self._paths[name] = self.directory / f"{name}{TABLE_SUFFIX}"
+            path = self._paths[name] = live_file(self.directory, name)
         return path
 
     def _is_compacted(self, name: str) -> bool:

@@ -38,7 +38,7 @@ class TableTail:
 
     def __init__(self, path: Path, table: Table) -> None:
         self._path, self._table = path, table
-        self._file = 0
+        self._file: object = 0
         self._segment = 0
         self._next = 0
         self._num_looks = 0

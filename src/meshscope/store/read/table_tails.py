@@ -14,7 +14,8 @@ from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.files import ByteFile
 from meshscope.store.read.table_files import read_segment, sealed_path
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES
-from meshscope.store.write.table_file import CHECK_SALT, HEADER_BYTES, VOID_WORD, WINDOW_BYTES
+from meshscope.store.write.places import WINDOW_BYTES
+from meshscope.store.write.table_file import CHECK_SALT, HEADER_BYTES, VOID_WORD
 
 _CHUNK_RECORDS = 128
 """Of one rank at a time; those that have more are read again."""
@@ -31,7 +32,7 @@ class TableTails:
         self._paths = paths
         self._num_before = num_before
         self._next = np.full(len(paths), -1, dtype=np.int64)
-        self._files = [0] * len(paths)
+        self._files: list[object] = [0] * len(paths)
         self._segments = [0] * len(paths)
         self._num_looks = np.zeros(len(paths), dtype=np.int64)
 

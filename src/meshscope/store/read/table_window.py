@@ -135,6 +135,13 @@ class _RecordFile(ByteFile):
         return words.reshape(-1, NUM_WORDS)
 
 
+def count_records(path: Path) -> int:
+    """How many records a table has: of one that is being written, or was when its process was
+    killed, a few more. Raises OSError."""
+    with _RecordFile(path) as file:
+        return file.num_records
+
+
 def read_time_windows(
     path: Path, table: Table, windows: TimeWindows, rank: int
 ) -> tuple[Columns, list[Problem]]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.store.read.files import ByteFile, exists, list_names
-from meshscope.store.read.table_files import table_files
+from meshscope.store.read.table_files import live_file, table_files
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, STEPS
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, record_check, unpack_slot
-from meshscope.store.write.writer import TABLE_SUFFIX, attempt_dir_name
+from meshscope.store.write.writer import attempt_dir_name
 
 _STEP, _END_NS, _TOKENS = (
     STEPS.column(name).word - 1 for name in ("step", "end_host_mono_ns", "input_tokens")
@@ -53,7 +53,7 @@ def read_last_records(path: Path, count: int) -> list[Record]:
 def read_last_rows(directory: Path, table: str, count: int) -> list[Record]:
     """The last records of a table, whichever of its files they are in. Raises OSError when it has
     none that can be read."""
-    live, found = directory / f"{table}{TABLE_SUFFIX}", list[Record]()
+    live, found = live_file(directory, table), list[Record]()
     for path in reversed(table_files(directory, table) or [live]):
         found = read_last_records(path, count - len(found)) + found
         if len(found) >= count:

@@ -1,4 +1,4 @@
-"""The operations a rank is in, and the last one it entered per channel, in a small mapped file.
+"""The operations a rank is in, and the last one it entered per channel: a part of `now_file`.
 
 A collective is written into its table when its end is known. Until then it stands here in a slot,
 so that a process that was killed, stopped or is stuck leaves behind what it was waiting for; and
@@ -16,17 +16,12 @@ shows. A thread that is held up by an operation calls no other one, so most bloc
 stand in their channel's row and need no slot. Standard library only.
 """
 
-import mmap
-import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
-from meshscope.store.write.access import create_file
-from meshscope.store.write.cut_guard import guard
+from meshscope.store.write.now_file import NowFile
 from meshscope.store.write.table_file import CHECK_MASK, CHECK_SALT, is_good_record
 
-IN_FLIGHT_NAME = "in_flight.bin"
 NUM_CHANNELS = 256
 NUM_SLOTS = 512
 ROW_BYTES = 64
@@ -65,33 +60,17 @@ def row_check(row: int, a: int, b: int, time_ns: int, f: int, g: int) -> int:
 class InFlightWriter:
     """Slots and channel rows of one rank. `enter` and `release` run inside every operation."""
 
-    def __init__(self, path: Path, epoch_ns: int, *, mapped: bool) -> None:
-        """Raises OSError when the file cannot be made."""
+    def __init__(self, file: NowFile, epoch_ns: int) -> None:
         epoch_ns -= 1  # a time of 0 says that there was none
         self.epoch_ns = epoch_ns
-        head = struct.pack("<4q", _MAGIC, epoch_ns, -epoch_ns, 0)
-        content = head + bytes(FILE_BYTES - len(head))
-        draft = path.with_name(f".{path.name}")
-        fd = create_file(draft, os.O_RDWR)
-        try:
-            if os.write(fd, content) != FILE_BYTES:
-                raise OSError(28, os.strerror(28), str(path))
-            self.buffer: mmap.mmap | bytearray = (
-                guard(mmap.mmap(fd, FILE_BYTES)) if mapped else bytearray(content)
-            )
-            os.rename(draft, path)
-        except OSError:
-            os.close(fd)
-            raise
-        if mapped:
-            os.close(fd)
-            fd = -1
-        self._fd = fd
-        """Open only where the file cannot be mapped and has to be written by `flush`."""
-        self.words = memoryview(self.buffer).cast("q")
+        self._file = file
+        self.buffer = file.in_flight
+        self.words = self.buffer.cast("q")
+        self.words[1:3] = memoryview(struct.pack("<2q", epoch_ns, -epoch_ns)).cast("q")
+        self.words[0] = _MAGIC
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._num_rows = 0
-        self.is_dirty = False
+        self.is_dirty = True
 
     def open_channel(self, code: int) -> int:
         """First word of a new row for a channel; 0 when there is no row left."""
@@ -147,9 +126,9 @@ class InFlightWriter:
 
     def flush(self) -> None:
         """Writes the file where it is not mapped."""
-        if self._fd >= 0 and self.is_dirty:
+        if self.is_dirty:
             self.is_dirty = False
-            os.pwrite(self._fd, bytes(self.buffer), 0)
+            self._file.flush()
 
     def close(self) -> None:
         """After a clean end; the file stays: it says what was entered last."""
@@ -158,11 +137,9 @@ class InFlightWriter:
 
     def disarm(self) -> None:
         """In a forked child: the file is the parent's; what is stored from now on goes nowhere."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self.buffer = bytearray(FILE_BYTES)
-        self.words = memoryview(self.buffer).cast("q")
+        self._file.disarm()
+        self.buffer = memoryview(bytearray(FILE_BYTES))
+        self.words = self.buffer.cast("q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +168,7 @@ class InFlight:
 
 
 def read_in_flight(data: bytes) -> InFlight:
-    """What stands in the file. ValueError when it cannot be trusted as a whole."""
+    """What stands in this part. ValueError when it cannot be trusted as a whole."""
     if len(data) != FILE_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {FILE_BYTES}")
     magic, epoch_ns, negated, num_without_slot, rest = struct.unpack_from("<5q", data)

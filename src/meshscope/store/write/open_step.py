@@ -1,4 +1,4 @@
-"""The step that is not finished yet: stamps of its phases, in a small mapped file.
+"""The step that is not finished yet: stamps of its phases, a part of `now_file`.
 
 A step's usual phases are written as one record when it ends (table `phases`). Until then their
 begin and end stamps stand here, each as a single 8-byte store, so that a killed or hanging process
@@ -9,17 +9,12 @@ flipping any one byte makes it indivisible by 257, since 256 is -1 modulo that p
     word 3+2k   begin and    word 4+2k end of phase k, in the order of PHASE_ORDER; 0 if never
 """
 
-import mmap
-import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshscope.store.schema import BUILTIN_NAMES
-from meshscope.store.write.access import create_file
-from meshscope.store.write.cut_guard import guard
+from meshscope.store.write.now_file import NowFile
 
-OPEN_STEP_NAME = "open_step.bin"
 PHASE_ORDER = ("data", "forward", "backward", "optimizer")
 PHASE_IDS = tuple(BUILTIN_NAMES[name] for name in PHASE_ORDER)
 
@@ -31,28 +26,15 @@ _WORDS = struct.Struct(f"<{NUM_STAMP_WORDS}q")
 
 
 class OpenStepWriter:
-    """Holds the mapping; `words` is what the hot path stores into."""
+    """`words` is what the hot path stores into. Only where the file is mapped."""
 
-    def __init__(self, path: Path, epoch_ns: int) -> None:
+    def __init__(self, file: NowFile, epoch_ns: int) -> None:
         """Takes stamps from `epoch_ns` on."""
-        self.path = path
         epoch_ns -= 1  # a stamp of 0 says that there was none
         self.epoch_ns = epoch_ns
-        # Under its name only when it is whole: a killed process leaves no empty one behind.
-        draft = path.with_name(f".{path.name}")
-        fd = create_file(draft, os.O_RDWR)
-        try:
-            head = (_MAGIC, epoch_ns, -epoch_ns)
-            os.write(fd, _WORDS.pack(*head, *[0] * (NUM_STAMP_WORDS - len(head))))
-            self._map = guard(mmap.mmap(fd, _WORDS.size))
-            os.rename(draft, path)
-        finally:
-            os.close(fd)
-        self.words = memoryview(self._map).cast("q")
-
-    def remove(self) -> None:
-        """After a clean end there is no open step."""
-        self.path.unlink(missing_ok=True)
+        self.words = file.open_step.cast("q")
+        self.words[1], self.words[2] = epoch_ns, -epoch_ns
+        self.words[0] = _MAGIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +50,7 @@ def read_open_step(data: bytes, last_end_ns: int) -> tuple[list[OpenPhase], int]
     """Phases that began after `last_end_ns`, and how many stamps were damaged.
 
     Stamps of earlier steps are still there; their time tells them apart. A phase with a damaged
-    stamp is left out. ValueError when the file as a whole cannot be trusted.
+    stamp is left out. ValueError when the part as a whole cannot be trusted.
     """
     if len(data) != _WORDS.size:
         raise ValueError(f"{len(data)} bytes, expected {_WORDS.size}")

@@ -4,7 +4,6 @@ Looks at table `steps` alone, which is read while it is written, and goes on in 
 the one before has been read to its end.
 """
 
-import os
 import struct
 from array import array
 from bisect import bisect_left
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from meshscope.store.retention_tables import WINDOW_STEPS, KeptReason
 from meshscope.store.schema import RECORD_BYTES, StepFlag
-from meshscope.store.write.segments import SEALED_SUFFIX
+from meshscope.store.write.pack import PACK_NAME, SEALED_PACK, PackFile
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, record_check, unpack_slot
 
 _RECORD = struct.Struct("<Q7q")
@@ -32,10 +31,10 @@ _MARGIN_STEPS = 4
 class StepWindows:
     """What is known of a rank's steps so far."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sealed = path.with_name(f"{path.name.removesuffix('.tbl')}{SEALED_SUFFIX}")
-        self._file = 0
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / PACK_NAME
+        self._sealed = directory / SEALED_PACK
+        self._file: object = None
         """Which one `_next_slot` is in."""
         self._next_slot = 0
         self._ends = array("q")
@@ -73,28 +72,28 @@ class StepWindows:
         data, is_other = self._read_from(self._sealed)
         if data or not is_other:
             return data
-        self._file = self._next_slot = 0
+        self._file, self._next_slot = None, 0
         return self._read_from(self._path)[0]
 
     def _read_from(self, path: Path) -> tuple[bytes, bool]:
         """The next records, and whether they are in another file: this is not the one, or it is
         complete and has been read."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with PackFile(path) as file:
+                self._file = self._file or file.identity
+                if file.identity != self._file:
+                    return b"", True
+                offset = HEADER_BYTES + self._next_slot * RECORD_BYTES
+                page = file.read("steps", HEADER_BYTES, 0)
+                closed = _find_end(page)
+                num_bytes = _CHUNK_RECORDS * RECORD_BYTES
+                if closed is not None:
+                    num_bytes = min(num_bytes, (closed - self._next_slot) * RECORD_BYTES)
+                if num_bytes <= 0:
+                    return b"", path == self._sealed
+                return file.read("steps", num_bytes, offset), False
         except OSError:
             return b"", True
-        try:
-            number = os.fstat(fd).st_ino
-            self._file = self._file or number
-            if number != self._file:
-                return b"", True
-            offset = HEADER_BYTES + self._next_slot * RECORD_BYTES
-            data = os.pread(fd, _CHUNK_RECORDS * RECORD_BYTES, offset)
-            if data:
-                return data, False
-            return b"", path == self._sealed and _is_complete(os.pread(fd, HEADER_BYTES, 0))
-        finally:
-            os.close(fd)
 
     def _add(self, step: int, start_ns: int, end_ns: int, flags: int) -> None:
         if step < self.last_step or step < 0:
@@ -158,11 +157,13 @@ class StepWindows:
         return self._first + bisect_left(self._ends, time_ns)
 
 
-def _is_complete(page: bytes) -> bool:
+def _find_end(page: bytes) -> int | None:
+    """How many records a complete table has; None of one that is being written."""
     try:
-        return unpack_slot(page, CLOSE_OFFSET) is not None
-    except (ValueError, struct.error):
-        return True
+        closed = unpack_slot(page, CLOSE_OFFSET) if len(page) == HEADER_BYTES else None
+    except ValueError:
+        return 0
+    return None if closed is None else closed[0]
 
 
 def _median(values: list[int]) -> int:

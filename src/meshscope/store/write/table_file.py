@@ -14,17 +14,16 @@ slot term makes zeroed, moved or repeated records fail; and a reader can check m
 Needs CPython with its global lock: without it `put` would have to take a lock.
 """
 
+import contextlib
 import errno
 import itertools
 import json
-import mmap
 import os
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from meshscope.store.schema import (
@@ -34,15 +33,11 @@ from meshscope.store.schema import (
     SCHEMA_VERSION,
     Table,
 )
-from meshscope.store.write.access import create_file
-from meshscope.store.write.cut_guard import guard
-from meshscope.store.write.manifest import link_into_place
 from meshscope.store.write.native import load_native
+from meshscope.store.write.places import WINDOW_BYTES, Buffer, Place
 
 MAGIC = b"MSHSCOPE"
 HEADER_BYTES = 4096
-WINDOW_BYTES = 65536
-"""Mapped at a time. 64 KiB is a multiple of every page size in use and of the record size."""
 
 _HEAD = struct.Struct("<8sII")
 """Magic, length of the JSON text, CRC-32 of the text and the padding after it."""
@@ -70,10 +65,10 @@ MAX_HELD_BYTES = 4 << 20
 """Held by the append sink while the file cannot be written; beyond it records are dropped."""
 
 Put = Callable[[int, int, int, int, int, int, int], None]
-Mapping = tuple[int, mmap.mmap]
-"""Number of bytes from the first record to the window, and the window."""
+Mapping = tuple[int, Buffer, int]
+"""Number of bytes from the first record to the window, the window, and its length."""
 
-_NOWHERE: Mapping = (1 << 200, None)  # type: ignore[assignment]  # beyond any slot: never touched
+_NOWHERE: Mapping = (1 << 200, None, 0)  # type: ignore[assignment]  # beyond any slot: never touched
 
 
 def record_check(slot: int, words: tuple[int, ...]) -> int:
@@ -93,31 +88,35 @@ def is_good_record(slot: int, record: bytes) -> bool:
 
 
 def pack_header(table: Table, fields: dict[str, object]) -> bytes:
-    """The header page of an empty file: what the file is, readable without this package."""
-    text = json.dumps(
-        {
-            "table": table.name,
-            "schema_version": SCHEMA_VERSION,
-            "record_bytes": RECORD_BYTES,
-            "window_bytes": WINDOW_BYTES,
-            "columns": [column.name for column in table.columns],
-            **fields,
-        }
-    ).encode()
+    """The header page of an empty table: what it is, readable without this package."""
+    about = {
+        "table": table.name,
+        "schema_version": SCHEMA_VERSION,
+        "record_bytes": RECORD_BYTES,
+        "window_bytes": WINDOW_BYTES,
+        "columns": [column.name for column in table.columns],
+        **fields,
+    }
+    status = pack_record(STATUS_OFFSET, (0, time.monotonic_ns(), HEADER_BYTES, 0, 0, 0, 0))
+    return pack_text(MAGIC, about) + status + bytes(RECORD_BYTES)
+
+
+def pack_text(magic: bytes, fields: dict[str, object]) -> bytes:
+    """The part of a header page that is never written again."""
+    text = json.dumps(fields).encode()
     if len(text) > _TEXT_BYTES:
         raise ValueError(f"the header text has {len(text)} bytes, at most {_TEXT_BYTES} fit")
     body = text.ljust(_TEXT_BYTES, b"\0")
-    status = pack_record(STATUS_OFFSET, (0, time.monotonic_ns(), HEADER_BYTES, 0, 0, 0, 0))
-    return _HEAD.pack(MAGIC, len(text), zlib.crc32(body)) + body + status + bytes(RECORD_BYTES)
+    return _HEAD.pack(magic, len(text), zlib.crc32(body)) + body
 
 
-def unpack_header(page: bytes) -> dict[str, object]:
+def unpack_header(page: bytes, expected: bytes = MAGIC) -> dict[str, object]:
     """The header's fields; ValueError says what is wrong with the page."""
     if len(page) < HEADER_BYTES:
         raise ValueError(f"the file ends after {len(page)} bytes, inside its 4096-byte header")
     magic, length, checksum = _HEAD.unpack_from(page)
-    if magic != MAGIC:
-        raise ValueError(f"it starts with {magic!r}, not with {MAGIC!r}")
+    if magic != expected:
+        raise ValueError(f"it starts with {magic!r}, not with {expected!r}")
     body = page[_HEAD.size : _HEAD.size + _TEXT_BYTES]
     if zlib.crc32(body) != checksum or length > _TEXT_BYTES:
         raise ValueError("the header's checksum does not match")
@@ -157,7 +156,6 @@ class TableWriter:
     __slots__ = (
         "_buffer",
         "_ends",
-        "_fd",
         "_fields",
         "_head",
         "_io_lock",
@@ -170,39 +168,35 @@ class TableWriter:
         "_num_collected",
         "_num_granted",
         "_outgoing",
+        "_place",
         "_retry_at",
         "_slots",
         "_status_is_due",
-        "_wants_mapping",
         "_written",
         "error",
         "num_dropped",
-        "path",
         "put",
         "table",
     )
 
     def __init__(
         self,
-        path: Path,
+        place: Place,
         table: Table,
         fields: dict[str, object],
         *,
-        mapped: bool = True,
         max_detail_bytes: int = MAX_DETAIL_BYTES,
     ) -> None:
-        self.path = path
+        self._place = place
         self.table = table
         self.num_dropped = 0
         self.error = ""
         self._fields = fields
-        self._wants_mapping = mapped
         self._max_bytes = max_detail_bytes if table.is_detail else 1 << 62
         self._lock = threading.RLock()
         self._is_closed = self._is_lost = False
         self._retry_at = 0.0
-        self._fd = -1
-        self._head: mmap.mmap | None = None
+        self._head: Buffer | None = None
         # Mapped sink.
         self._native = load_native("meshscope.store.write._record_slots_native")
         self._ends: list[int] = []  # for each past epoch, the slots it was granted
@@ -223,30 +217,15 @@ class TableWriter:
             self._lose(self.error)
 
     def _create(self) -> bool:
-        """Makes the file with its header; False, and no file, when that is not possible now.
-
-        It gets its name when the header is in it: a killed process leaves no file without one.
-        """
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        """Begins the table with its header; False, and nothing, when that is not possible now."""
         try:
-            fd = create_file(draft, os.O_RDWR)
+            self._place.create(lambda sink: pack_header(self.table, {**self._fields, "sink": sink}))
+            if self._place.is_mapped:
+                with contextlib.suppress(ValueError):  # of so many maps, this one cannot be had
+                    self._head = self._place.map_head(HEADER_BYTES)
         except OSError as error:
             self._note(error)
             return False
-        try:
-            sink = "mapped" if self._wants_mapping else "append"
-            _write_all(fd, pack_header(self.table, {**self._fields, "sink": sink}), 0)
-            head = _map_or_none(fd) if self._wants_mapping else None
-            if self._wants_mapping and head is None:
-                _write_all(fd, pack_header(self.table, {**self._fields, "sink": "append"}), 0)
-            link_into_place(draft, self.path)
-        except OSError as error:
-            self._note(error)
-            os.close(fd)
-            draft.unlink(missing_ok=True)
-            return False
-        self._fd = fd
-        self._head = head
         return True
 
     def _choose_put(self) -> Put:
@@ -269,7 +248,7 @@ class TableWriter:
         """From here on records of this epoch go into that window."""
         self._mapping = mapping
         if self._native is not None:
-            start, window = mapping
+            start, window, _ = mapping
             epoch_start = len(self._ends) * EPOCH * RECORD_BYTES
             slots: Any = self._slots
             slots.map(0 if window is None else start - epoch_start, window)
@@ -288,7 +267,7 @@ class TableWriter:
             break
         mapping = self._mapping  # read once: another thread may map the next window
         offset = slot * 64 - mapping[0]
-        if offset < 65536 and offset >= 0:
+        if offset < mapping[2] and offset >= 0:
             try:
                 check = (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK
                 _PACK_INTO(mapping[1], offset, check, a, b, c, d, e, f, g)
@@ -311,10 +290,10 @@ class TableWriter:
     def _give_up(self, slot: int, *, unless_written: bool = False) -> None:
         """Marks a drawn slot void: what was put is no 64-bit integer, or an interrupt came."""
         with self._lock:
-            if self._fd < 0:
+            if not self._place.is_open:
                 return
             record_index = slot % EPOCH
-            found = os.pread(self._fd, RECORD_BYTES, HEADER_BYTES + record_index * RECORD_BYTES)
+            found = self._place.read(RECORD_BYTES, HEADER_BYTES + record_index * RECORD_BYTES)
             if (
                 unless_written
                 and len(found) == RECORD_BYTES
@@ -337,7 +316,7 @@ class TableWriter:
                         self._drop()
                     return
             try:
-                _write_all(self._fd, record, HEADER_BYTES + record_index * RECORD_BYTES)
+                self._place.write(record, HEADER_BYTES + record_index * RECORD_BYTES)
             except OSError as error:
                 self._note(error)
                 self._drop()
@@ -347,31 +326,23 @@ class TableWriter:
 
     def _is_granted(self, epoch: int, record_index: int) -> bool:
         end = self._ends[epoch] if epoch < len(self._ends) else self._num_granted
-        return record_index < end and self._fd >= 0
+        return record_index < end and self._place.is_open
 
     def _grow(self, epoch: int, record_index: int) -> Mapping | None:
-        """Grows the file and maps the window with that record; None when there is no room."""
-        start = (HEADER_BYTES + record_index * RECORD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
-        end = start + WINDOW_BYTES
-        if end > self._max_bytes:
+        """Grows the table and maps the window with that record; None when there is no room."""
+        offset = HEADER_BYTES + record_index * RECORD_BYTES
+        if offset // WINDOW_BYTES * WINDOW_BYTES + WINDOW_BYTES > self._max_bytes:
             self._lose(f"{LIMIT_WORDS} of {self._max_bytes} bytes")
             return None
         try:
-            size = os.fstat(self._fd).st_size
-            if size < HEADER_BYTES + self._num_granted * RECORD_BYTES:
-                self._lose("somebody else cut the file short")
-                return None
-            if size < end:
-                _write_all(self._fd, bytes(end - size), size)
-            window = guard(mmap.mmap(self._fd, WINDOW_BYTES, offset=start))
+            granted = HEADER_BYTES + self._num_granted * RECORD_BYTES
+            start, window = self._place.grow(offset, granted)
         except (OSError, ValueError) as error:
-            self._note(error)
-            self._cut_to(HEADER_BYTES + self._num_granted * RECORD_BYTES)
-            self._lose(self.error)
+            self._lose(describe_os_error(error))
             return None
-        self._num_granted = (end - HEADER_BYTES) // RECORD_BYTES
+        self._num_granted = (start + len(window) - HEADER_BYTES) // RECORD_BYTES
         self._write_status()
-        return (epoch * EPOCH * RECORD_BYTES + start - HEADER_BYTES, window)
+        return (epoch * EPOCH * RECORD_BYTES + start - HEADER_BYTES, window, len(window))
 
     # --- full disk ------------------------------------------------------------------------
 
@@ -394,7 +365,7 @@ class TableWriter:
             if self._is_closed or not self._is_lost:
                 return not self._is_closed
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            if self._fd < 0 and not self._create():
+            if not self._place.is_open and not self._create():
                 return False
             if self._head is not None:
                 first = self._num_granted
@@ -413,7 +384,7 @@ class TableWriter:
 
     def _drop(self) -> None:
         with self._lock:
-            if self._is_closed and self._fd < 0:
+            if self._is_closed and not self._place.is_open:
                 return
             self.num_dropped += 1
             if self._head is not None:
@@ -422,12 +393,6 @@ class TableWriter:
 
     def _note(self, error: OSError | ValueError) -> None:
         self.error = self.error or describe_os_error(error)
-
-    def _cut_to(self, size: int) -> None:
-        try:
-            os.ftruncate(self._fd, size)
-        except OSError as error:
-            self._note(error)
 
     def _write_status(self) -> None:
         extent = self._written
@@ -442,7 +407,7 @@ class TableWriter:
             self._head[offset : offset + RECORD_BYTES] = record
             return
         try:
-            _write_all(self._fd, record, offset)
+            self._place.write(record, offset)
         except OSError as error:
             self._note(error)
 
@@ -475,14 +440,14 @@ class TableWriter:
 
     def flush(self) -> None:
         """Hands over what the append sink has collected; the mapped sink holds nothing back."""
-        if self._head is None and self._fd >= 0:
+        if self._head is None and self._place.is_open:
             with self._io_lock:
                 self._hand_over()
 
     def _hand_over(self) -> None:
         """Writes what was collected, or as much as fits; the rest is kept. Holds `_io_lock`."""
         with self._lock:
-            if self._fd < 0:
+            if not self._place.is_open:
                 return
             self._outgoing += self._buffer
             self._buffer = bytearray()
@@ -490,7 +455,7 @@ class TableWriter:
             self._status_is_due = False
         try:
             while self._outgoing:
-                written = os.pwrite(self._fd, self._outgoing, self._written)
+                written = self._place.append(self._outgoing, self._written)
                 if written <= 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._written += written
@@ -511,7 +476,7 @@ class TableWriter:
             self._is_closed = True
             self.put = self._put_nothing
             self._set_mapping(_NOWHERE)  # from here on a late put finds no window and no grant
-            if self._fd < 0:
+            if not self._place.is_open:
                 return 0
             if self._head is not None:
                 drawn = self._num_granted if self._is_lost else next(self._slots) % EPOCH
@@ -523,10 +488,11 @@ class TableWriter:
         with self._lock:
             words = (num_records, self.num_dropped, time.monotonic_ns(), 0, 0, 0, 0)
             self._write_slot(CLOSE_OFFSET, words)
-            self._cut_to(HEADER_BYTES + num_records * RECORD_BYTES)
+            try:
+                self._place.finish(HEADER_BYTES + num_records * RECORD_BYTES)
+            except OSError as error:
+                self._note(error)
             self._head = None
-            os.close(self._fd)
-            self._fd = -1
         return num_records
 
     def _wait_for_late_records(self, num_records: int) -> None:
@@ -546,7 +512,7 @@ class TableWriter:
         """Slots without a record among the last ones; no thread lags behind more than that."""
         first = max(0, num_records - _LATE_RECORDS)
         size = (num_records - first) * RECORD_BYTES
-        data = os.pread(self._fd, size, HEADER_BYTES + first * RECORD_BYTES)
+        data = self._place.read(size, HEADER_BYTES + first * RECORD_BYTES)
         nothing = bytes(RECORD_BYTES)
         empty = []
         position = data.find(nothing)
@@ -575,33 +541,12 @@ class TableWriter:
         self._head = None
         self._buffer = bytearray()
         self._outgoing = bytearray()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._place.release()
 
 
 def describe_os_error(error: OSError | ValueError) -> str:
     """One phrase for a report: `No space left on device (ENOSPC)`."""
     code = getattr(error, "errno", None)
-    if code is None:
-        return str(error)
+    if not code:
+        return str(getattr(error, "strerror", None) or error)
     return f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
-
-
-def _map_or_none(fd: int) -> mmap.mmap | None:
-    """The header page mapped; None where the file system does not map files."""
-    try:
-        return guard(mmap.mmap(fd, HEADER_BYTES))
-    except (OSError, ValueError):
-        return None
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    """`pwrite` until everything is there; a short write is how a full disk first shows."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        if written <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        view = view[written:]
-        offset += written

@@ -1,44 +1,47 @@
 """Keeps a rank's files within a size: thins what is old, never what is newest.
 
-A round: begin new segments; complete the ones before; sum up and count what has become old; decide
-which windows of steps stay whole; write each table's thinned file anew and rename it into place.
-Operations and spans are thinned first. Tables of steps are in one file until they take a share of
-the size by themselves; so are the sums, of which blocks are then joined.
+A round: begin a new pack; complete the one before; sum up and count what has become old; decide
+which windows of steps stay whole; write the thinned pack anew, of all tables and with the sums, and
+rename it into place. Operations and spans are thinned first, tables of steps when they take a share
+of the size by themselves; of sums, blocks are joined then. All other tables are copied.
 docs/store.md has the rule and why a kill at any moment loses nothing else. Standard library only,
 in slices, called from a thread that rests between them.
 """
 
 import os
 import struct
-import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from operator import add
 from pathlib import Path
+from typing import Protocol
 
 from meshscope.core.operations import Outcome
 from meshscope.store.retention_tables import (
     DETAIL_TABLES,
     STEP_TABLES,
-    THINNED_TABLES,
     WINDOW_STEPS,
     KeptReason,
     is_kept,
 )
-from meshscope.store.schema import NUM_WORDS, RECORD_BYTES
-from meshscope.store.table import Table
-from meshscope.store.write.access import create_file
+from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, TABLES
+from meshscope.store.write.pack import (
+    FIRST_EXTENT_BYTES,
+    OLD_PACK,
+    PACK_SUFFIX,
+    SEALED_PACK,
+    PackDraft,
+    PackFile,
+)
+from meshscope.store.write.places import WINDOW_BYTES
 from meshscope.store.write.record_sums import RecordSums, Words, merge_rows
-from meshscope.store.write.segments import SegmentedTable
 from meshscope.store.write.step_windows import StepWindows
 from meshscope.store.write.table_file import (
-    CHECK_MASK,
-    CHECK_SALT,
     CLOSE_OFFSET,
     HEADER_BYTES,
     VOID_WORD,
-    WINDOW_BYTES,
-    pack_header,
+    Put,
     pack_record,
     record_check,
     unpack_slot,
@@ -51,18 +54,19 @@ _RECORD = struct.Struct("<Q7q")
 _SUMMED_RECORDS = 128
 _COPIED_RECORDS = 1024
 """At a time: about 0.3 ms of work."""
-_MIN_ROLLED_BYTES = 2 * WINDOW_BYTES
 _MIN_SEGMENT_BYTES = 3 * WINDOW_BYTES
-_SEGMENT_SHARE = 10
+_SEGMENT_SHARE = 16
 _KEPT_SHARE = 0.3
-"""Of the size that is left for thinned tables. With a tenth in each segment, the thinned file and
-its draft, the segment being thinned and the newest fit in together."""
+"""Of the size that operations and spans are left, what is kept of them; with all other tables never
+more than `_OLD_SHARE` of the whole size. The thinned pack and its draft, the segment that is being
+thinned and the newest fit in together."""
+_OLD_SHARE = 0.375
 _STEPS_SHARE = 0.2
 """Of the whole size, from which on tables of steps are thinned."""
 _KEPT_STEPS_SHARE = 0.15
-_STEPS_SEGMENT_SHARE = 0.03
 _SUMS_SHARE = 0.05
 """Of the whole size, from which on sums are joined to longer blocks, until they take half of it."""
+_MIN_SUMS_BYTES = 2 * WINDOW_BYTES
 _MAX_LEVEL = 40
 _FAILED = (Outcome.ERROR, Outcome.TIMEOUT)
 _DETAIL, _STEPS = "detail", "steps"
@@ -105,17 +109,34 @@ _KEY_OF: Mapping[str, Callable[[Words], int]] = {
 
 
 class _Thinned:
-    """What is known of one table's thinned file."""
+    """What is known of one table in the thinned pack."""
 
-    __slots__ = ("first_undecided", "last_decided", "through")
+    __slots__ = ("first_undecided", "last_decided", "num_bytes")
 
     def __init__(self) -> None:
-        self.through = -1
-        """The last segment that is in it."""
         self.last_decided = -1
         """The last window that is summed up, and thinned."""
         self.first_undecided = 0
         """No record before this slot is of a later window."""
+        self.num_bytes = 0
+
+
+class Segments(Protocol):
+    """The files of a rank, as far as thinning has to do with them."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def segment(self) -> int: ...
+
+    def put_into(self, name: str) -> Put: ...
+
+    def live_sizes(self) -> dict[str, int]: ...
+
+    def roll(self) -> bool: ...
+
+    def seal(self) -> None: ...
 
 
 class Thinner:
@@ -123,23 +144,19 @@ class Thinner:
 
     def __init__(
         self,
-        tables: Callable[[], Mapping[str, SegmentedTable]],
-        write: Callable[..., None],
-        directory: Callable[[], Path],
+        segments: Segments,
         fields: Mapping[str, object],
         max_bytes: int,
         *,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        """`tables` gives those that exist by now; `write` puts a record into a table by name."""
-        self._tables = tables
-        self._write = write
-        self._directory = directory
+        self._segments = segments
         self._fields = fields
         self._max_bytes = max_bytes
         self._grace_seconds = grace_seconds
         self._windows: StepWindows | None = None
         self._thinned: dict[str, _Thinned] = {}
+        self._sealed_sizes: dict[str, int] = {}
         self._num_records: dict[str, dict[int, int]] = {_DETAIL: {}, _STEPS: {}}
         """Of windows that are kept, all tables of a kind together."""
         self._ordinals: dict[int, int] = {}
@@ -149,8 +166,9 @@ class Thinner:
         self._noteworthy_level = 0
         self._sums_level = 0
         self._round = 0
-        self._pending: dict[str, SegmentedTable] = {}
-        """Tables that are summed up in this round and not rewritten yet."""
+        self._are_steps_thinned = False
+        self._pending: list[Words] | None = None
+        """Sums of a round whose pack is not written yet."""
         self._bound = -1
         """The last window that this round thins."""
         self._next_bound = -1
@@ -161,45 +179,27 @@ class Thinner:
 
     # --- when -----------------------------------------------------------------------------------
 
-    def _measure_files(self) -> dict[str, int]:
-        """Bytes by table, and of other files by name."""
-        found: dict[str, int] = {}
-        with os.scandir(self._directory()) as entries:
-            for entry in entries:
-                if not entry.name.startswith("."):
-                    name = entry.name.split(".")[0]
-                    found[name] = found.get(name, 0) + entry.stat(follow_symlinks=False).st_size
-        return found
+    def _sum_old(self, names: Callable[[str], bool]) -> int:
+        """Bytes of tables in the thinned pack and in the one to be thinned."""
+        old = sum(one.num_bytes for name, one in self._thinned.items() if names(name))
+        return old + sum(size for name, size in self._sealed_sizes.items() if names(name))
 
     def _room_bytes(self) -> int:
-        """What is left for operations and spans."""
-        sizes = self._measure_files()
-        room_bytes = self._max_bytes
-        room_bytes -= sum(size for name, size in sizes.items() if name not in DETAIL_TABLES)
+        """What operations and spans are left of the size."""
+        room_bytes = self._max_bytes - self._sum_old(lambda name: name not in DETAIL_TABLES)
+        with os.scandir(self._segments.directory) as entries:
+            for entry in entries:
+                if not (entry.name.startswith(".") or entry.name.endswith(PACK_SUFFIX)):
+                    room_bytes -= entry.stat(follow_symlinks=False).st_size
         self.excess_bytes = max(-room_bytes, 0)
         return max(room_bytes, 0)
 
-    def _live(self, names: tuple[str, ...]) -> dict[str, SegmentedTable]:
-        return {name: table for name, table in self._tables().items() if name in names}
-
-    def _list_due(self) -> dict[str, SegmentedTable]:
-        """Tables whose newest segments have reached their size."""
-        due: dict[str, SegmentedTable] = {}
-        detail, steps = self._live(DETAIL_TABLES), self._live(STEP_TABLES)
-        live_bytes = _sum_live(detail)
-        if live_bytes >= max(_MIN_SEGMENT_BYTES, self._room_bytes() // _SEGMENT_SHARE):
-            due |= detail
-        live_bytes = _sum_live(steps)
-        if live_bytes >= max(_MIN_SEGMENT_BYTES, int(self._max_bytes * _STEPS_SEGMENT_SHARE)):
-            sizes = self._measure_files()
-            steps_bytes = sum(sizes.get(name, 0) for name in STEP_TABLES)
-            if steps_bytes >= self._max_bytes * _STEPS_SHARE:
-                due |= steps
-        return due
-
     def is_due(self) -> bool:
-        """Whether the newest segments have reached their size."""
-        return bool(self._list_due())
+        """Whether the newest segment has reached its size."""
+        sizes = self._segments.live_sizes()
+        # A table's first extent is there from the begin.
+        used_bytes = sum(sizes.values()) - FIRST_EXTENT_BYTES * len(sizes)
+        return used_bytes >= max(_MIN_SEGMENT_BYTES, self._max_bytes // _SEGMENT_SHARE)
 
     # --- a round ----------------------------------------------------------------------------------
 
@@ -209,61 +209,62 @@ class Thinner:
         again."""
         windows = self._windows
         if windows is None:
-            windows = self._windows = StepWindows(self._directory() / "steps.tbl")
-        if not self._pending:
+            windows = self._windows = StepWindows(self._segments.directory)
+        if self._pending is None:
             yield from self._begin_round(windows)
-        for name, table in list(self._pending.items()):
-            yield from self._rewrite(name, table, windows)
-            del self._pending[name]
-        yield from self._join_sums()
+        if self._pending is not None:
+            yield from self._rewrite(self._pending, windows)
+            self._pending = None
 
     def _begin_round(self, windows: StepWindows) -> Iterator[float]:
         while windows.read():
             yield 0.0
         bound, self._next_bound = self._next_bound, windows.last_judged
         self._bound = max(bound, self._bound)
-        for table in self._list_due().values():
-            if table.live_bytes() >= _MIN_ROLLED_BYTES:
-                table.roll()
-                yield 0.0
+        sizes = self._segments.live_sizes()
+        if self._segments.roll():
+            self._sealed_sizes = sizes
+        elif not (self._segments.directory / SEALED_PACK).exists():
+            return  # else an error ended the round before
         yield self._grace_seconds
-        for table in self._live(THINNED_TABLES).values():
-            table.seal()
-            yield 0.0
+        self._segments.seal()
+        yield 0.0
         while windows.read():  # the end of the steps that were sealed, before they are thinned
             yield 0.0
-        touched = {
-            name: table
-            for name, table in self._live(THINNED_TABLES).items()
-            if (name in self._thinned and name in DETAIL_TABLES) or table.sealed_path.exists()
-        }
         self._round += 1
-        sums: list[RecordSums] = []
-        for name, table in touched.items():
-            sums.append(RecordSums(name))
-            yield from self._sum_up(name, table, windows, sums[-1])
+        steps_bytes = self._sum_old(lambda name: name in STEP_TABLES)
+        if steps_bytes >= self._max_bytes * _STEPS_SHARE:
+            self._are_steps_thinned = True
+        rows: list[Words] = []
+        with self._open_packs() as packs:
+            for name in self._list_thinned():
+                sums = RecordSums(name)
+                yield from self._sum_up(name, packs, windows, sums)
+                rows += sums.rows(self._round)
+                yield 0.0
         self._choose_levels(windows)
-        # From here on the round cannot be begun again: the sums are written down once.
-        self._pending = touched
-        for one in sums:
-            for index, row in enumerate(one.rows(self._round)):
-                self._write("aggregates", *row)
-                if index % _SUMMED_RECORDS == 0:
-                    yield 0.0
+        # From here on the round cannot be begun again: what is summed up is counted once.
+        self._pending = rows
+
+    def _list_thinned(self) -> tuple[str, ...]:
+        return DETAIL_TABLES + (STEP_TABLES if self._are_steps_thinned else ())
+
+    def _open_packs(self) -> "_Packs":
+        return _Packs(self._segments.directory)
 
     def _sum_up(
-        self, name: str, table: SegmentedTable, windows: StepWindows, sums: RecordSums
+        self, name: str, packs: "_Packs", windows: StepWindows, sums: RecordSums
     ) -> Iterator[float]:
         """Counts and sums what becomes old in this round."""
         before = self._thinned.get(name) or _Thinned()
         key_of, is_operation = _KEY_OF[name], name == "collectives"
         counts = self._num_records[_kind_of(name)]
-        # Of the thinned file, what earlier rounds left undecided; of the segment, all.
-        for path, first, last_done in (
-            (table.old_path, before.first_undecided, before.last_decided),
-            (table.sealed_path, 0, -1),
+        # Of the thinned pack, what earlier rounds left undecided; of the segment, all.
+        for pack, first, last_done in (
+            (packs.old, before.first_undecided, before.last_decided),
+            (packs.sealed, 0, -1),
         ):
-            for chunk in _read_checked(path, first):
+            for chunk in _read_checked(pack, name, first):
                 for words in chunk:
                     window = windows.find(key_of(words))
                     if last_done < window <= self._bound:
@@ -281,8 +282,13 @@ class Thinner:
                 if not is_kept(1, ordinal, _MAX_LEVEL, self._noteworthy_level):
                     continue  # one of too many: it would not be kept, now or later
                 self._ordinals[window] = ordinal
-                self._write("kept_windows", window * WINDOW_STEPS, ordinal, reason, 0, 0, 0, 0)
-        self._raise_levels(_DETAIL, int(self._room_bytes() * _KEPT_SHARE) // RECORD_BYTES)
+                self._segments.put_into("kept_windows")(
+                    window * WINDOW_STEPS, ordinal, reason, 0, 0, 0, 0
+                )
+        room_bytes = self._room_bytes()
+        others_bytes = self._max_bytes - room_bytes
+        kept_bytes = min(room_bytes * _KEPT_SHARE, self._max_bytes * _OLD_SHARE - others_bytes)
+        self._raise_levels(_DETAIL, max(int(kept_bytes), 0) // RECORD_BYTES)
         self._raise_levels(_STEPS, int(self._max_bytes * _KEPT_STEPS_SHARE) // RECORD_BYTES)
         self._ordinals = {
             window: ordinal
@@ -319,44 +325,66 @@ class Thinner:
             if window % (1 << self._levels[kind]) and self._is_kept(window, kind)
         )
 
-    # --- the thinned file -------------------------------------------------------------------------
+    # --- the thinned pack -------------------------------------------------------------------------
 
-    def _rewrite(self, name: str, table: SegmentedTable, windows: StepWindows) -> Iterator[float]:
-        """Writes the thinned file anew, without windows that are not kept."""
-        before = self._thinned.get(name) or _Thinned()
-        after = _Thinned()
-        has_sealed = table.sealed_path.exists()
-        after.through = table.segment - 1 if has_sealed else before.through
-        after.last_decided = max(self._bound, before.last_decided)
-        draft = table.old_path.with_name(f".{table.old_path.name}.{os.getpid()}")
+    def _rewrite(self, sums: list[Words], windows: StepWindows) -> Iterator[float]:
+        """Writes the thinned pack anew, without windows that are not kept."""
+        directory = self._segments.directory
+        through = self._segments.segment - 1
+        thinned: dict[str, _Thinned] = {}
+        path = directory / f".{OLD_PACK}.{os.getpid()}"
         try:
-            with _Draft(draft, table.table, self._describe(after, _kind_of(name))) as file:
-                first_undecided = None
-                for path in (table.old_path, table.sealed_path):
-                    file.num_dropped += _read_num_dropped(path)
-                    for slot, words in _read_words(path):
-                        runs = self._choose(name, words, windows, after.last_decided)
-                        for begin, end, is_undecided in runs:
-                            if is_undecided and first_undecided is None:
-                                first_undecided = file.num_records
-                            file.append(words[begin * NUM_WORDS : end * NUM_WORDS], slot + begin)
-                        yield 0.0
-                after.first_undecided = (
-                    file.num_records if first_undecided is None else first_undecided
-                )
+            with self._open_packs() as packs, PackDraft(path, self._describe_pack(through)) as file:
+                for name in packs.tables:
+                    if name == "aggregates":
+                        continue
+                    after = thinned[name] = _Thinned()
+                    if name in self._list_thinned():
+                        before = self._thinned.get(name) or after
+                        after.last_decided = max(self._bound, before.last_decided)
+                        file.begin(TABLES[name], self._describe(after, through, _kind_of(name)))
+                        yield from self._thin(name, packs, windows, after, file)
+                    else:
+                        file.begin(TABLES[name], self._describe_pack(through))
+                        for slot, words in packs.read_words(name):
+                            file.append(words, slot)
+                            yield 0.0
+                    after.num_bytes = file.end(packs.count_dropped(name))
+                after = thinned["aggregates"] = _Thinned()
+                file.begin(TABLES["aggregates"], self._describe_pack(through))
+                yield from self._write_sums(packs, sums, file)
+                after.num_bytes = file.end(0)
                 file.complete()
-            os.replace(draft, table.old_path)
+            os.replace(path, directory / OLD_PACK)
         finally:
-            draft.unlink(missing_ok=True)
-        self._thinned[name] = after
-        if has_sealed:
-            table.sealed_path.unlink()
+            path.unlink(missing_ok=True)
+        self._thinned = thinned
+        self._sealed_sizes = {}
+        (directory / SEALED_PACK).unlink()
 
-    def _describe(self, after: _Thinned, kind: str) -> dict[str, object]:
+    def _thin(
+        self,
+        name: str,
+        packs: "_Packs",
+        windows: StepWindows,
+        after: _Thinned,
+        file: PackDraft,
+    ) -> Iterator[float]:
+        first_undecided = None
+        for slot, words in packs.read_words(name):
+            for begin, end, is_undecided in self._choose(name, words, windows, after.last_decided):
+                if is_undecided and first_undecided is None:
+                    first_undecided = file.num_records
+                file.append(words[begin * NUM_WORDS : end * NUM_WORDS], slot + begin)
+            yield 0.0
+        after.first_undecided = file.num_records if first_undecided is None else first_undecided
+
+    def _describe_pack(self, through: int) -> dict[str, object]:
+        return {**self._fields, "sink": "append", "through": through}
+
+    def _describe(self, after: _Thinned, through: int, kind: str) -> dict[str, object]:
         return {
-            **self._fields,
-            "sink": "append",
-            "through": after.through,
+            **self._describe_pack(through),
             "round": self._round,
             "window_steps": WINDOW_STEPS,
             "first_undecided_step": (after.last_decided + 1) * WINDOW_STEPS,
@@ -389,132 +417,98 @@ class Thinner:
 
     # --- the sums ---------------------------------------------------------------------------------
 
-    def _join_sums(self) -> Iterator[float]:
-        """Joins blocks of `aggregates` where they take too much. All of them are of rounds that are
-        over."""
-        table = self._tables().get("aggregates")
-        if table is None or self._measure_files().get("aggregates", 0) < self._most_sums_bytes():
-            return
-        table.roll()
-        table.seal()
-        rows: list[Words] = []
-        for path in (table.old_path, table.sealed_path):
-            for chunk in _read_checked(path, 0):
+    def _write_sums(self, packs: "_Packs", sums: list[Words], file: PackDraft) -> Iterator[float]:
+        """Those of earlier rounds and of this one; joined to longer blocks where they take too
+        much."""
+        before = self._thinned.get("aggregates") or _Thinned()
+        if before.num_bytes + len(sums) * RECORD_BYTES < self._most_sums_bytes():
+            for slot, words in packs.read_words("aggregates"):
+                file.append(words, slot)
+                yield 0.0
+        else:
+            rows: list[Words] = []
+            for chunk in _read_checked(packs.old, "aggregates", 0):
                 rows += chunk
                 yield 0.0
-        limit = self._most_sums_bytes() // 2 // RECORD_BYTES
-        merged = merge_rows(rows, self._sums_level)
-        while len(merged) > limit and self._sums_level < _MAX_LEVEL:
-            yield 0.0
-            self._sums_level += 1
-            merged = merge_rows(merged, self._sums_level)
-        after = _Thinned()
-        after.through = table.segment - 1
-        draft = table.old_path.with_name(f".{table.old_path.name}.{os.getpid()}")
-        try:
-            with _Draft(draft, table.table, self._describe(after, _STEPS)) as file:
-                for slot, words in enumerate(merged):
-                    file.append(array("q", pack_record(slot, words)), slot)
-                    if slot % _COPIED_RECORDS == 0:
-                        yield 0.0
-                file.complete()
-            os.replace(draft, table.old_path)
-        finally:
-            draft.unlink(missing_ok=True)
-        table.sealed_path.unlink(missing_ok=True)
+            limit = self._most_sums_bytes() // 2 // RECORD_BYTES
+            sums = merge_rows(rows + sums, self._sums_level)
+            while len(sums) > limit and self._sums_level < _MAX_LEVEL:
+                yield 0.0
+                self._sums_level += 1
+                sums = merge_rows(sums, self._sums_level)
+        for index, one in enumerate(sums):
+            file.append(array("q", pack_record(0, one)), 0)
+            if index % _COPIED_RECORDS == 0:
+                yield 0.0
 
     def _most_sums_bytes(self) -> int:
-        return max(int(self._max_bytes * _SUMS_SHARE), _MIN_ROLLED_BYTES)
+        return max(int(self._max_bytes * _SUMS_SHARE), _MIN_SUMS_BYTES)
 
 
 def _kind_of(name: str) -> str:
     return _DETAIL if name in DETAIL_TABLES else _STEPS
 
 
-def _sum_live(tables: Mapping[str, SegmentedTable]) -> int:
-    """Bytes of segments that are long enough to end."""
-    sizes = (table.live_bytes() for table in tables.values())
-    return sum(size for size in sizes if size >= _MIN_ROLLED_BYTES)
+class _Packs(ExitStack):
+    """The packs that a round reads, old records first; either may not be there."""
 
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.old, self.sealed = (self._open(directory / one) for one in (OLD_PACK, SEALED_PACK))
 
-class _Draft:
-    """A thinned file that has no name that readers know yet."""
+    def _open(self, path: Path) -> PackFile | None:
+        try:
+            return self.enter_context(PackFile(path))
+        except FileNotFoundError:
+            return None
 
-    def __init__(self, path: Path, table: Table, fields: dict[str, object]) -> None:
-        path.unlink(missing_ok=True)
-        self._file = open(create_file(path), "wb")  # noqa: SIM115  # closed by `__exit__`
-        self._file.write(pack_header(table, fields))
-        self.num_records = 0
-        self.num_dropped = 0
-
-    def append(self, words: "array[int]", slot: int) -> None:
-        """Records from `slot` on of another file. A checksum is moved, not made: what is damaged
-        stays so."""
-        shift = (self.num_records - slot) * CHECK_SALT
-        if shift:
-            data = array("Q", words.tobytes())
-            data[::NUM_WORDS] = array(
-                "Q", [(check + shift) & CHECK_MASK for check in data[::NUM_WORDS]]
-            )
-            self._file.write(data.tobytes())
-        else:
-            self._file.write(words.tobytes())
-        self.num_records += len(words) // NUM_WORDS
-
-    def complete(self) -> None:
-        self._file.seek(CLOSE_OFFSET)
-        words = (self.num_records, self.num_dropped, time.monotonic_ns(), 0, 0, 0, 0)
-        self._file.write(pack_record(CLOSE_OFFSET, words))
-        self._file.flush()
-        # It replaces records that the disk has had for long.
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> "_Draft":
+    def __enter__(self) -> "_Packs":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    @property
+    def tables(self) -> list[str]:
+        """Names of all that are in them, in a fixed order."""
+        found = {name for pack in (self.old, self.sealed) if pack for name in pack.tables}
+        return [name for name in TABLES if name in found]
+
+    def read_words(self, name: str) -> Iterator[tuple[int, "array[int]"]]:
+        """Records as they are, some at a time, each with the slot that the first has."""
+        for pack in (self.old, self.sealed):
+            for slot, data in _read_chunks(pack, name, 0, _COPIED_RECORDS):
+                yield slot, array("q", data)
+
+    def count_dropped(self, name: str) -> int:
+        return sum(_read_close(pack, name)[1] for pack in (self.old, self.sealed))
 
 
-def _read_chunks(path: Path, first: int, num_records: int) -> Iterator[tuple[int, bytes]]:
-    """Records from slot `first` on, some at a time; none where there is no file."""
+def _read_close(pack: PackFile | None, name: str) -> tuple[int, int]:
+    """How many records a table has in a pack that is complete, and how many it dropped."""
+    page = b"" if pack is None else pack.read(name, HEADER_BYTES, 0)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        closed = unpack_slot(page, CLOSE_OFFSET) if len(page) == HEADER_BYTES else None
+    except ValueError:
+        closed = None
+    return (0, 0) if closed is None else (closed[0], closed[1])
+
+
+def _read_chunks(
+    pack: PackFile | None, name: str, first: int, num_records: int
+) -> Iterator[tuple[int, bytes]]:
+    """Records from slot `first` on, some at a time; none where there is no pack."""
+    if pack is None:
         return
-    try:
-        slot = first
-        while True:
-            data = os.pread(fd, num_records * RECORD_BYTES, HEADER_BYTES + slot * RECORD_BYTES)
-            count = len(data) // RECORD_BYTES
-            if not count:
-                return
-            yield slot, data[: count * RECORD_BYTES]
-            slot += count
-    finally:
-        os.close(fd)
+    last = _read_close(pack, name)[0]
+    for slot in range(first, last, num_records):
+        num_bytes = min(num_records, last - slot) * RECORD_BYTES
+        yield slot, pack.read(name, num_bytes, HEADER_BYTES + slot * RECORD_BYTES)
 
 
-def _read_words(path: Path) -> Iterator[tuple[int, "array[int]"]]:
-    for slot, data in _read_chunks(path, 0, _COPIED_RECORDS):
-        yield slot, array("q", data)
-
-
-def _read_checked(path: Path, first: int) -> Iterator[list[Words]]:
+def _read_checked(pack: PackFile | None, name: str, first: int) -> Iterator[list[Words]]:
     """Good records that are not void."""
-    for slot, data in _read_chunks(path, first, _SUMMED_RECORDS):
+    for slot, data in _read_chunks(pack, name, first, _SUMMED_RECORDS):
         found = []
         for index, (check, *rest) in enumerate(_RECORD.iter_unpack(data)):
             words: Words = tuple(rest)
             if check == record_check(slot + index, words) and words[0] != VOID_WORD:
                 found.append(words)
         yield found
-
-
-def _read_num_dropped(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            closed = unpack_slot(file.read(HEADER_BYTES), CLOSE_OFFSET)
-    except (OSError, ValueError):
-        return 0
-    return closed[1] if closed else 0

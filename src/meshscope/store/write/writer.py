@@ -2,7 +2,7 @@
 
     RUN/run.json                             what this directory is (the first process writes it)
     RUN/rank00003/attempt000/journal.jsonl   header, names, health, closing line
-    RUN/rank00003/attempt000/steps.tbl …     one file per table, made when first needed
+    RUN/rank00003/attempt000/tables.pack     all tables
 
 A restarted job finds `attempt000` taken and makes `attempt001`: attempts are never mixed and
 nothing is ever overwritten. Standard library only.
@@ -15,7 +15,6 @@ import threading
 import time
 from pathlib import Path
 
-from meshscope.store.retention_tables import SEGMENTED_TABLES
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
@@ -27,15 +26,15 @@ from meshscope.store.schema import (
 from meshscope.store.write.access import FOLDER_MODE, make_folder, rename_new
 from meshscope.store.write.journal import JOURNAL_NAME, JournalWriter
 from meshscope.store.write.manifest import place_new, seal
+from meshscope.store.write.pack import PACK_NAME, SEALED_PACK, PackedTable, PackWriter
 from meshscope.store.write.segments import AnyTable, SegmentedTable
-from meshscope.store.write.table_file import TableWriter, describe_os_error
+from meshscope.store.write.table_file import Put, TableWriter, describe_os_error
 from meshscope.store.write.thinning import GRACE_SECONDS, Thinner
 
 logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "run.json"
 RUN_FORMAT = "meshscope-run"
-TABLE_SUFFIX = ".tbl"
 OVERFLOW_NAME = "(too many names)"
 _MOUNT_TABLE = Path("/proc/self/mountinfo")
 
@@ -133,6 +132,9 @@ class RankWriter:
         self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
         self._max_detail_bytes = max_detail_bytes
         self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
+        self.segment = 0
+        """Which pack is written, where packs are thinned."""
+        self._sealing: PackWriter | None = None
         self._lock = threading.Lock()
         self._tables: dict[str, AnyTable] = {}
         self._name_ids = dict(BUILTIN_NAMES)
@@ -140,14 +142,8 @@ class RankWriter:
         self.thinner: Thinner | None = None
         """Keeps the files within `max_bytes`."""
         if max_bytes is not None:
-            self.thinner = Thinner(
-                self._list_segmented,
-                lambda name, *words: self.table(name).put(*words),
-                lambda: self.directory,
-                self._fields,
-                max_bytes,
-                grace_seconds=grace_seconds,
-            )
+            self.thinner = Thinner(self, self._fields, max_bytes, grace_seconds=grace_seconds)
+        self._pack = self._make_pack()
         self.journal = JournalWriter(self.directory / JOURNAL_NAME)
         self.journal.write(
             "header",
@@ -176,8 +172,7 @@ class RankWriter:
         except OSError:
             return False
         self.directory, self._draft_dir = target, None
-        for table in self._tables.values():
-            table.path = target / table.path.name
+        self._pack.path = target / PACK_NAME
         return True
 
     def discard(self) -> None:
@@ -187,11 +182,6 @@ class RankWriter:
         if self._made_run_dir and os.listdir(self._run_dir) == [MANIFEST_NAME]:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
-    def _list_segmented(self) -> dict[str, SegmentedTable]:
-        with self._lock:
-            tables = list(self._tables.items())
-        return {name: table for name, table in tables if isinstance(table, SegmentedTable)}
-
     def table(self, name: str) -> AnyTable:
         """The writer of a table; its file is made the first time it is asked for."""
         found = self._tables.get(name)
@@ -200,16 +190,70 @@ class RankWriter:
         with self._lock:
             found = self._tables.get(name)
             if found is None:
-                is_thinned = self.thinner is not None and name in SEGMENTED_TABLES
-                found = self._tables[name] = (SegmentedTable if is_thinned else TableWriter)(
-                    self.directory / f"{name}{TABLE_SUFFIX}",
-                    TABLES[name],
-                    self._fields,
-                    mapped=self.is_mapped,
-                    max_detail_bytes=self._max_detail_bytes,
-                )
+                table = self._make_table(name, self._pack)
+                found = table if self.thinner is None else SegmentedTable(table)
+                self._tables[name] = found
                 self._try_journal("table", name=name)  # so that a file that gets lost is missed
         return found
+
+    def _make_table(self, name: str, pack: PackWriter) -> TableWriter:
+        fields = self._fields if self.thinner is None else {**self._fields, "segment": self.segment}
+        place = PackedTable(pack, name)
+        return TableWriter(place, TABLES[name], fields, max_detail_bytes=self._max_detail_bytes)
+
+    def _make_pack(self) -> PackWriter:
+        fields = self._fields if self.thinner is None else {**self._fields, "segment": self.segment}
+        return PackWriter(self.directory / PACK_NAME, fields, mapped=self.is_mapped)
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def roll(self) -> bool:
+        """Begins a new segment; False, and all as before, where that is not possible now.
+
+        The pack gets its new name first and is written on under it, so that a kill finds every
+        record in one pack or the other.
+        """
+        with self._lock:
+            before, sealed = self._pack, self.directory / SEALED_PACK
+            if self._sealing is not None or before.fd < 0 or sealed.exists():
+                return False
+            os.rename(before.path, sealed)
+            self.segment += 1
+            pack = self._make_pack()
+            made = {name: self._make_table(name, pack) for name in self._tables}
+            if any(table.error for table in made.values()):
+                for table in made.values():
+                    table.disarm()
+                pack.disarm()
+                pack.path.unlink(missing_ok=True)
+                os.rename(sealed, before.path)
+                self.segment -= 1
+                return False
+            for name, segmented in self._tables.items():
+                made[name].make_room()
+                if isinstance(segmented, SegmentedTable):
+                    segmented.switch(made[name])
+            self._sealing, self._pack = before, pack
+            return True
+
+    def seal(self) -> None:
+        """Completes the segment before the newest, some time after `roll`."""
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
+            if isinstance(table, SegmentedTable):
+                table.seal()
+        if self._sealing is not None:
+            self._sealing.close()
+            self._sealing = None
+
+    def put_into(self, name: str) -> Put:
+        """What writes a record into a table now."""
+        return self.table(name).put
+
+    def live_sizes(self) -> dict[str, int]:
+        """Bytes of the newest segment, by table."""
+        return dict(self._pack.sizes)
 
     def name_id(self, text: str) -> int:
         """The id of a phase, span or scalar name; a new one is written down before its first use.
@@ -256,6 +300,9 @@ class RankWriter:
             tables = dict(self._tables)
         for table in tables.values():
             table.close()
+        for pack in (self._sealing, self._pack):
+            if pack is not None:
+                pack.close()
         for name, table in tables.items():
             if table.error:
                 self._try_journal(
@@ -269,6 +316,9 @@ class RankWriter:
         self._lock = threading.Lock()
         for table in list(self._tables.values()):
             table.disarm()
+        for pack in (self._sealing, self._pack):
+            if pack is not None:
+                pack.disarm()
         self.journal.disarm()
 
 

@@ -1,0 +1,30 @@
+"""numpy as commands load it: no further thread, and the environment as it was."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from meshscope.cli.numpy_loading import load_numpy
+before = dict(os.environ)
+load_numpy()
+load_numpy()
+assert dict(os.environ) == before, "the environment is another"
+print("numpy" in sys.modules, len(list(Path("/proc/self/task").iterdir())))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="/proc is Linux's")
+@pytest.mark.parametrize("asked", [None, "1"])
+def test_numpy_is_loaded_without_threads(asked) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    if asked is not None:
+        env["OPENBLAS_NUM_THREADS"] = asked
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, check=True, capture_output=True, text=True
+    )
+    assert said.stdout.split() == ["True", "1"]
