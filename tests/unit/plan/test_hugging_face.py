@@ -6,6 +6,7 @@ import pytest
 
 from meshscope.errors import UsageError
 from meshscope.plan.hugging_face import read_hugging_face
+from meshscope.plan.known_models import find_model
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -227,3 +228,10 @@ def test_what_is_no_model_is_one_message(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UsageError):
         read_hugging_face(path)
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(UsageError, match=r"did you mean llama-3-8b\?"):
+        find_model("llama-3-8c")
+    with pytest.raises(UsageError, match="there is no model 'banana'; use one of"):
+        find_model("banana")

@@ -55,6 +55,18 @@ def test_what_is_not_clear_is_said(text):
     assert parse_bytes(text) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "near"), [("B3000-270GB", "B300-270GB"), ("H20O-141GB", "H200-141GB")]
+)
+def test_an_unknown_device_names_the_nearest(text, near):
+    found = find_target_device(text)
+    assert isinstance(found, Unavailable)
+    assert f"did you mean {near}" in found.reason
+    far = find_target_device("banana")
+    assert isinstance(far, Unavailable)
+    assert "did you mean" not in far.reason
+
+
 def test_sizes_are_decimal_or_binary_as_written():
     assert parse_bytes("80GB") == 80 * 10**9
     assert parse_bytes(" 1.5 gib ") == 3 * 2**29
