@@ -4,11 +4,13 @@ from diagnosed import context_of, find
 
 from builders import MS, make_run
 from late_runs import LateRun, noisy
+from meshscope.analyze.stragglers.load_imbalance import LoadImbalance
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose import relief
 from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.rules import stragglers
 from meshscope.diagnose.runner import diagnose
 
 OWN = {
@@ -186,3 +188,24 @@ def test_a_rank_whose_excess_is_anything_between_little_and_tenfold_is_a_hint(tm
     found = {one.code: one for one in diagnose_run(tmp_path)}
     assert found["ST001"].severity is Severity.LOW
     assert "another program on the host would look the same" in found["ST001"].confidence.text
+
+
+def test_uneven_work_of_which_one_rank_nearly_always_has_most_is_about_that_rank(
+    tmp_path, monkeypatch
+):
+    """As of a drift that no other rule is sure of: its peers' work is the price."""
+
+    def delay(rank, step):
+        return {"forward": 40 * MS} if rank == 1 else {}
+
+    found = LoadImbalance(
+        variation_ratio=0.2, lost_ns=20e6, lost_ratio=0.2, leader=1, leader_ratio=1.0,
+        leader_p=1e-9, num_steps=40,
+    )  # fmt: skip
+    monkeypatch.setattr(stragglers, "measure_load_imbalance", lambda work: found)
+    layout = Layout(dp=3)
+    slow_ns = LateRun(layout=layout, work=with_delay(3, delay)).record(tmp_path / "slow")
+    fast_ns = LateRun(layout=layout, work=noisy(3)).record(tmp_path / "fast")
+    (finding,) = diagnose(context_of(tmp_path / "slow"), rules={"ST004": RULES["ST004"]}).findings
+    assert (finding.title, finding.ranks) == ("rank 1 has more work than its peers", (1,))
+    assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)

@@ -40,6 +40,7 @@ from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_v
 from meshscope.numerics.chance import SIGNIFICANCE_RATIO, bound_share
 from meshscope.numerics.paired_excess import Effect
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
+from meshscope.simulate.edits import equalise
 
 MIN_SLOW_RATIO = Threshold(
     name="slow_rank_min_effect_ratio",
@@ -234,6 +235,8 @@ def _raise_fast(work: PeerWork) -> PeerWork:
     return replace(work, total_ns=total)
 
 
+_MIN_LEADER_RATIO = 0.75
+"""Of the steps that a rank has most in, by the lower end: then it is about the rank."""
 _MAX_STEADY_FACTOR = 10.0
 """Upper over lower end of the interval of an effect that belongs to a rank."""
 _FIX_RANK = (
@@ -480,10 +483,20 @@ def _name_traits(fail_set: FailSlowSet) -> str:
     return f"; {rest} likewise" + (f", all of {traits}" if traits else "")
 
 
+def _find_peers(work: PeerWork, rank: int) -> tuple[int, ...]:
+    index = work.ranks.index(rank)
+    groups = (group.indices for group in work.groups if index in group.indices)
+    return tuple(work.ranks[one] for one in next(groups, ()) if one != index)
+
+
 def _describe_load(
     code: str, load: LoadImbalance, work: PeerWork, timeline: Timeline, context: Context
 ) -> Finding:
-    edit = even_load(timeline, work)
+    # One rank that nearly always has most is slow, or given more: its peers' work is the price.
+    share = 0.0 if load.takes_turns else bound_share(load.leader_ratio, load.num_steps)[0]
+    peers = _find_peers(work, load.leader) if share >= _MIN_LEADER_RATIO else ()
+    relieved = known(equalise(timeline, (load.leader,), peers=peers)) if peers else None
+    edit = even_load(timeline, work) if relieved is None else relieved
     gain = context.price_edit(edit)
     if load.takes_turns:
         who = "ranks take turns"
@@ -499,10 +512,13 @@ def _describe_load(
     most = Severity.LOW if is_doubtful else Severity.MEDIUM
     return Finding(
         code=code,
-        title="work is uneven between peers",
+        title=f"rank {load.leader} has more work than its peers"
+        if peers
+        else "work is uneven between peers",
         severity=min(most, severity_of(gain, otherwise=load.lost_ratio)),
         summary=f"Work varies by {ratio(load.variation_ratio)} between peers, and {who}: the "
         f"busiest has {duration(load.lost_ns)} more than the mean.",
+        ranks=(load.leader,) if peers else (),
         evidence=(
             Evidence(name="variation between peers", value=load.variation_ratio, unit="ratio"),
             Evidence(name="largest minus mean work", value=load.lost_ns, unit="ns"),
@@ -514,7 +530,9 @@ def _describe_load(
             if is_doubtful
             else f"in {plural(load.num_steps, 'step')}, in which threads hardly waited for cores",
         ),
-        change="Give ranks batches of equal cost: sort or pack sequences by length.",
+        change=f"Compare rank {load.leader}'s batches and host with its peers'."
+        if peers
+        else "Give ranks batches of equal cost: sort or pack sequences by length.",
         gain=gain,
         edit=edit,
     )
