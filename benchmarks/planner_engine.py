@@ -234,8 +234,8 @@ def compare_memory(name, folder):
 
 
 def price(job, name, num_processors):
-    from meshscope.plan.engine_layout import make_candidate
-    from meshscope.plan.pricing import price_candidates
+    from meshscope.plan.memory.engine_layout import make_candidate
+    from meshscope.plan.timing.pricing import price_candidates
 
     cluster = replace(job.cluster, num_processors=num_processors)
     candidate = make_candidate(make_config(name, None))
@@ -244,8 +244,8 @@ def price(job, name, num_processors):
 
 def judge_times(runs, *, knows_load):
     """Step times of all layouts; with `knows_load`, on the cores that others left."""
-    from meshscope.plan.from_run import fit_host_runs
     from meshscope.plan.predict import make_host_job
+    from meshscope.plan.timing.from_run import fit_host_runs
 
     num_cores = len(os.sched_getaffinity(0))
     left = {

@@ -509,8 +509,8 @@ def make_part(config: TrainConfig) -> Any:
 
 def measure_case(name: str, result: Mapping[str, Any]) -> Any:
     """What constants are fitted to: step, compute, and lines by the kernels' names."""
-    from meshscope.plan.engine_layout import make_candidate, make_shape
-    from meshscope.plan.from_run import MeasuredRun, RecordedLayout
+    from meshscope.plan.memory.engine_layout import make_candidate, make_shape
+    from meshscope.plan.timing.from_run import MeasuredRun, RecordedLayout
 
     config, steps = CASES[name], result["step_ms"]
     layout: Any = RecordedLayout(model=make_shape(config.model), candidate=make_candidate(config))
@@ -541,9 +541,9 @@ def judge_times(
     seen where ranks wait for messages, but one GPU's cases have the same host.
     """
     from meshscope.core.unavailable import Unavailable
-    from meshscope.plan.engine_layout import make_candidate
-    from meshscope.plan.from_run import fit_measured
-    from meshscope.plan.pricing import price_candidates
+    from meshscope.plan.memory.engine_layout import make_candidate
+    from meshscope.plan.timing.from_run import fit_measured
+    from meshscope.plan.timing.pricing import price_candidates
 
     calibration = CALIBRATION[kind]
     runs = [measure_case(name, programs[name]) for name in calibration]

@@ -28,14 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.plan.calibration import EAGER, find_constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import make_cluster
-from meshscope.plan.fitting import _minimise
-from meshscope.plan.known_models import find_model
-from meshscope.plan.model_shape import Experts, ModelShape
-from meshscope.plan.pricing import Job, price_candidates
+from meshscope.plan.model.known_models import find_model
+from meshscope.plan.model.model_shape import Experts, ModelShape
 from meshscope.plan.recipe import make_recipe
+from meshscope.plan.timing.calibration import EAGER, find_constants
+from meshscope.plan.timing.fitting import _minimise
+from meshscope.plan.timing.pricing import Job, price_candidates
 
 H100, H200, A100, A100_40 = "H100-80GB", "H200", "A100-SXM4-80GB", "A100-SXM4-40GB"
 MPT = {

@@ -13,15 +13,17 @@ import os
 import time
 from pathlib import Path
 
-from meshscope.plan import bounds, candidate, pricing
-from meshscope.plan.batch_replay import compile_schedule
-from meshscope.plan.calibration import find_constants
+from meshscope.plan import candidate
 from meshscope.plan.cluster import make_cluster
-from meshscope.plan.known_models import find_model
-from meshscope.plan.pricing import Job
+from meshscope.plan.model.known_models import find_model
 from meshscope.plan.recipe import make_recipe
-from meshscope.plan.request import make_request
-from meshscope.plan.search import search
+from meshscope.plan.search import bounds
+from meshscope.plan.search.request import make_request
+from meshscope.plan.search.search import search
+from meshscope.plan.timing import pricing
+from meshscope.plan.timing.batch_replay import compile_schedule
+from meshscope.plan.timing.calibration import find_constants
+from meshscope.plan.timing.pricing import Job
 
 ALL = ("1f1b", "interleaved_1f1b", "gpipe", "looped_bfs", "round_robin", "zb_h1", "zb_h2", "zb_v")
 

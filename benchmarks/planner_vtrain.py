@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.plan.calibration import FITTED_NAMES, MEGATRON_A100, Constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import make_cluster
-from meshscope.plan.fitting import fit_constants, fit_layers
-from meshscope.plan.known_models import make_gpt
-from meshscope.plan.pricing import Job, price_candidates
+from meshscope.plan.model.known_models import make_gpt
 from meshscope.plan.recipe import make_recipe
+from meshscope.plan.timing.calibration import FITTED_NAMES, MEGATRON_A100, Constants
+from meshscope.plan.timing.fitting import fit_constants, fit_layers
+from meshscope.plan.timing.pricing import Job, price_candidates
 
 VTRAIN_MAPE = {"single-node": 8.37, "multi-node": 14.73}
 EVERY = {"single-node": 4, "multi-node": 2}

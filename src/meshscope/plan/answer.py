@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 
 from meshscope.core.flops import Flops, measure_utilization
 from meshscope.core.unavailable import Unavailable
-from meshscope.plan.calibration import Constants
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.engine_layout import make_train_config
 from meshscope.plan.export import list_megatron_flags, list_torchtitan_keys
-from meshscope.plan.memory_parts import RankMemory
-from meshscope.plan.pricing import Job
-from meshscope.plan.request import Request
-from meshscope.plan.search import Choice, Found, Rejection
+from meshscope.plan.memory.engine_layout import make_train_config
+from meshscope.plan.memory.memory_parts import RankMemory
+from meshscope.plan.search.request import Request
+from meshscope.plan.search.search import Choice, Found, Rejection
+from meshscope.plan.timing.calibration import Constants
+from meshscope.plan.timing.pricing import Job
 
 _HOURS = 3600.0
 

@@ -8,7 +8,7 @@ from meshscope.core.config.model_config import split_layers
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.unavailable import Unavailable
 from meshscope.plan.candidate import Candidate, read_segment
-from meshscope.plan.model_shape import ModelShape
+from meshscope.plan.model.model_shape import ModelShape
 
 _TITAN_SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B",

@@ -16,8 +16,8 @@ from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import MeshscopeError
-from meshscope.plan.engine_layout import estimate_engine_ranks
-from meshscope.plan.memory_parts import RankMemory
+from meshscope.plan.memory.engine_layout import estimate_engine_ranks
+from meshscope.plan.memory.memory_parts import RankMemory
 
 _MOST_OF_DEVICE = 0.9
 

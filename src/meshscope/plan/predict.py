@@ -14,13 +14,13 @@ from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.prediction import PredictedTime, Prediction
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.errors import UsageError
-from meshscope.plan.calibration import HOST, find_constants
 from meshscope.plan.cluster import make_cluster, make_host_cluster
-from meshscope.plan.engine_layout import make_candidate, make_shape
-from meshscope.plan.from_run import list_lines
-from meshscope.plan.model_shape import ModelShape
-from meshscope.plan.pricing import Job, price_candidates
+from meshscope.plan.memory.engine_layout import make_candidate, make_shape
+from meshscope.plan.model.model_shape import ModelShape
 from meshscope.plan.recipe import Recipe, make_recipe
+from meshscope.plan.timing.calibration import HOST, find_constants
+from meshscope.plan.timing.from_run import list_lines
+from meshscope.plan.timing.pricing import Job, price_candidates
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication")
 

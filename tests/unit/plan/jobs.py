@@ -1,10 +1,10 @@
 """Jobs that several tests ask about."""
 
-from meshscope.plan.calibration import find_constants
 from meshscope.plan.cluster import make_cluster
-from meshscope.plan.known_models import find_model
-from meshscope.plan.pricing import Job
+from meshscope.plan.model.known_models import find_model
 from meshscope.plan.recipe import make_recipe
+from meshscope.plan.timing.calibration import find_constants
+from meshscope.plan.timing.pricing import Job
 
 
 def make_job(model="llama-3-8b", device="H100-80GB", num_devices=64, stack="megatron", **cluster):

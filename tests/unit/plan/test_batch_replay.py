@@ -6,8 +6,8 @@ import pytest
 from meshscope.core.schedule import ActionKind
 from meshscope.core.schedule_builders import BUILDERS
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule
-from meshscope.plan.batch_replay import compile_schedule, replay_batch, replay_steady
 from meshscope.plan.candidate import Candidate, build_cached
+from meshscope.plan.timing.batch_replay import compile_schedule, replay_batch, replay_steady
 
 KINDS = (ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
 

@@ -3,7 +3,7 @@
 from meshscope.core.unavailable import Unavailable
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.export import list_megatron_flags, list_torchtitan_keys
-from meshscope.plan.known_models import find_model
+from meshscope.plan.model.known_models import find_model
 
 MODEL = find_model("llama-3-8b")
 

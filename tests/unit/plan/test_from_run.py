@@ -10,8 +10,8 @@ from meshscope.capture.recorder import Recorder
 from meshscope.core.config.presets import PRESETS, fill_model_defaults
 from meshscope.errors import UsageError
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.from_run import fit_runs, measure_run, read_layout
-from meshscope.plan.pricing import price_candidates
+from meshscope.plan.timing.from_run import fit_runs, measure_run, read_layout
+from meshscope.plan.timing.pricing import price_candidates
 from meshscope.store.read.run import open_run
 
 CONFIG = {

@@ -8,7 +8,7 @@ from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.predict import make_host_job
-from meshscope.plan.pricing import price_candidates
+from meshscope.plan.timing.pricing import price_candidates
 
 MODEL = ModelConfig(
     vocab_size=512, num_layers=4, hidden_size=64, num_heads=8, num_kv_heads=8, ffn_hidden_size=128,

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from meshscope.errors import UsageError
-from meshscope.plan.hugging_face import read_hugging_face
-from meshscope.plan.known_models import find_model
+from meshscope.plan.model.hugging_face import read_hugging_face
+from meshscope.plan.model.known_models import find_model
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,

@@ -6,8 +6,8 @@ import pytest
 
 from meshscope.core.config.layer_memory import count_published_layer_bytes
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.known_models import find_model
-from meshscope.plan.memory import estimate_ranks, make_layer_shape, measure_layer
+from meshscope.plan.memory.memory import estimate_ranks, make_layer_shape, measure_layer
+from meshscope.plan.model.known_models import find_model
 from meshscope.plan.recipe import make_recipe
 
 GIB = 2**30

@@ -7,13 +7,13 @@ import pytest
 from jobs import make_job
 
 from meshscope.errors import UsageError
-from meshscope.plan.bounds import bound_memory, bound_steps
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.layer_time import make_columns
-from meshscope.plan.memory import estimate_ranks
-from meshscope.plan.pricing import price_candidates
-from meshscope.plan.request import make_request
-from meshscope.plan.search import search
+from meshscope.plan.memory.memory import estimate_ranks
+from meshscope.plan.search.bounds import bound_memory, bound_steps
+from meshscope.plan.search.request import make_request
+from meshscope.plan.search.search import search
+from meshscope.plan.timing.layer_time import make_columns
+from meshscope.plan.timing.pricing import price_candidates
 
 SCHEDULES = (
     "1f1b", "interleaved_1f1b", "gpipe", "round_robin", "looped_bfs", "zb_h1", "zb_h2", "zb_v",

@@ -5,7 +5,7 @@ import pytest
 from meshscope.core.schedule import ActionKind
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule
-from meshscope.plan.shared_replay import StageWork, replay_shared
+from meshscope.plan.timing.shared_replay import StageWork, replay_shared
 
 KINDS = (ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
 

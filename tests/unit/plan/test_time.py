@@ -10,14 +10,14 @@ import pytest
 from jobs import make_job
 
 from meshscope.core.flops import Recompute, count_gpt_flops, measure_utilization
-from meshscope.plan.calibration import MEGATRON_A100, find_constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import make_cluster
-from meshscope.plan.fitting import fit_constants, fit_layers
-from meshscope.plan.from_run import MeasuredRun, RecordedLayout, fit_measured, list_lines
-from meshscope.plan.known_models import find_model, make_gpt
-from meshscope.plan.pricing import price_candidates
+from meshscope.plan.model.known_models import find_model, make_gpt
 from meshscope.plan.recipe import make_recipe
+from meshscope.plan.timing.calibration import MEGATRON_A100, find_constants
+from meshscope.plan.timing.fitting import fit_constants, fit_layers
+from meshscope.plan.timing.from_run import MeasuredRun, RecordedLayout, fit_measured, list_lines
+from meshscope.plan.timing.pricing import price_candidates
 
 # Narayanan et al., arXiv 2104.04473, table 1: heads, h, L, tp, pp, GPUs, batch, TF/s of a GPU.
 WEAK_SCALING = [

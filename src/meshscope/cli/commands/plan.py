@@ -20,10 +20,10 @@ from meshscope.errors import MeshscopeError, UsageError
 if TYPE_CHECKING:
     from meshscope.analyze.study import Study
     from meshscope.plan.answer import PlanAnswer
-    from meshscope.plan.model_shape import ModelShape
-    from meshscope.plan.pricing import Job
-    from meshscope.plan.request import Request
-    from meshscope.plan.search import Found
+    from meshscope.plan.model.model_shape import ModelShape
+    from meshscope.plan.search.request import Request
+    from meshscope.plan.search.search import Found
+    from meshscope.plan.timing.pricing import Job
 
 _LISTS = {
     "tp": "tp",
@@ -145,10 +145,10 @@ def _make_job(given: dict[str, Any], study: "Study | None") -> "tuple[Job, tuple
     """Everything that is wrong is said at once."""
     from dataclasses import replace
 
-    from meshscope.plan.calibration import find_constants
     from meshscope.plan.cluster import make_cluster
-    from meshscope.plan.pricing import Job
     from meshscope.plan.recipe import make_recipe
+    from meshscope.plan.timing.calibration import find_constants
+    from meshscope.plan.timing.pricing import Job
 
     problems = [
         f"{flag} is missing"
@@ -193,7 +193,7 @@ def _make_job(given: dict[str, Any], study: "Study | None") -> "tuple[Job, tuple
     constants = find_constants(given["stack"], made["cluster"].device.name)
     if study is None:
         return Job(**made, constants=constants), ()
-    from meshscope.plan.from_run import fit_runs, read_layout
+    from meshscope.plan.timing.from_run import fit_runs, read_layout
 
     made.setdefault("model", read_layout(study).model)
     if given["sequence"] is not None:
@@ -222,7 +222,7 @@ def _find_number_problems(given: dict[str, Any]) -> list[str]:
                 chosen[_LISTS[name]] = _read_list(name, given[name])
         except UsageError as error:
             problems.append(str(error))
-    from meshscope.plan.request import Request, find_request_problems
+    from meshscope.plan.search.request import Request, find_request_problems
 
     limits: dict[str, Any] = {"tp": (1,), "pp": (1,)}
     limits |= {field: one for field, one in chosen.items() if one}
@@ -232,8 +232,8 @@ def _find_number_problems(given: dict[str, Any]) -> list[str]:
 def _find_model(text: str, sequence: int | None) -> "ModelShape":
     from dataclasses import replace
 
-    from meshscope.plan.hugging_face import read_hugging_face
-    from meshscope.plan.known_models import find_model
+    from meshscope.plan.model.hugging_face import read_hugging_face
+    from meshscope.plan.model.known_models import find_model
 
     path = Path(text)
     if text.endswith(".json") or (path.is_dir() and (path / "config.json").is_file()):
@@ -266,7 +266,7 @@ def _read_list(flag: str, text: str | None) -> tuple[Any, ...]:
 def _make_request(job: "Job", given: dict[str, Any]) -> "Request":
     from dataclasses import replace
 
-    from meshscope.plan.request import make_request
+    from meshscope.plan.search.request import make_request
 
     chosen = {field: _read_list(flag, given[flag]) for flag, field in _LISTS.items()}
     made = make_request(job, given["global_batch"], **chosen)
@@ -274,7 +274,7 @@ def _make_request(job: "Job", given: dict[str, Any]) -> "Request":
 
 
 def _search(job: "Job", request: "Request", *, is_quiet: bool) -> "Found":
-    from meshscope.plan.search import search
+    from meshscope.plan.search.search import search
 
     with tell_work("planning"):
         return search(job, request, say=None if is_quiet else say)
@@ -296,8 +296,8 @@ def _answer(
 
 
 def _write_best(job: "Job", found: "Found", path: Path) -> None:
-    from meshscope.plan.engine_layout import make_train_config
     from meshscope.plan.export import write_train_toml
+    from meshscope.plan.memory.engine_layout import make_train_config
 
     reasons = []
     for choice in found.best:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from meshscope.core.config.train_config import TrainConfig
     from meshscope.core.placement import Placement
     from meshscope.core.prediction import Prediction
-    from meshscope.plan.pricing import Job
+    from meshscope.plan.timing.pricing import Job
 
 _NOT_FITTED = Unavailable(
     "nothing is known of this host's speed; train with --predict-from RUN fits it to a recorded run"
@@ -51,8 +51,8 @@ def _open_study(path: Path) -> "Study":
 def _fit_host(
     config: "TrainConfig", memory_bytes: int, studies: "Sequence[Study]"
 ) -> "tuple[Job | Unavailable, tuple[str, ...]]":
-    from meshscope.plan.from_run import fit_host_runs
     from meshscope.plan.predict import make_host_job
+    from meshscope.plan.timing.from_run import fit_host_runs
 
     num_cores = len(os.sched_getaffinity(0))
     job = make_host_job(config, num_cores=num_cores, memory_bytes=memory_bytes)
@@ -75,6 +75,6 @@ def _make_device_job(
 
 
 def _fit_device(job: "Job", studies: "Sequence[Study]") -> "tuple[Job, tuple[str, ...]]":
-    from meshscope.plan.from_run import fit_runs
+    from meshscope.plan.timing.from_run import fit_runs
 
     return fit_runs(job, studies)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.plan.answer import Estimate, PlanAnswer, PlannedLayout
 from meshscope.plan.fits import FitAnswer
-from meshscope.plan.memory_parts import RankMemory
+from meshscope.plan.memory.memory_parts import RankMemory
 from meshscope.report import format as form
 from meshscope.report.section import (
     Blank,

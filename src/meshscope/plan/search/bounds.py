@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.plan.candidate import Candidate, read_segment
-from meshscope.plan.layer_time import Columns
-from meshscope.plan.memory import make_layer_shape, measure_layer
-from meshscope.plan.memory_parts import CONTEXT_BYTES, FRAGMENTATION_RATIO, NCCL_BYTES
-from meshscope.plan.model_shape import ModelShape
-from meshscope.plan.pricing import Job, time_steps, time_update
+from meshscope.plan.memory.memory import make_layer_shape, measure_layer
+from meshscope.plan.memory.memory_parts import CONTEXT_BYTES, FRAGMENTATION_RATIO, NCCL_BYTES
+from meshscope.plan.model.model_shape import ModelShape
 from meshscope.plan.recipe import Recipe
+from meshscope.plan.timing.layer_time import Columns
+from meshscope.plan.timing.pricing import Job, time_steps, time_update
 
 Floats = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.str_]

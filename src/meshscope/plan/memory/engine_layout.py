@@ -12,8 +12,8 @@ from meshscope.core.config.train_config import (
 from meshscope.core.schedule_builders import BUILDERS
 from meshscope.core.unavailable import Missing, need, or_unavailable
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.memory_parts import FRAGMENTATION_RATIO, RankMemory, count_context
-from meshscope.plan.model_shape import ModelShape
+from meshscope.plan.memory.memory_parts import FRAGMENTATION_RATIO, RankMemory, count_context
+from meshscope.plan.model.model_shape import ModelShape
 
 _STRATEGIES = {"none": "basic", "full": "standard"}
 

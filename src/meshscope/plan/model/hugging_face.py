@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import UsageError
-from meshscope.plan.model_shape import Experts, LatentAttention, ModelShape
+from meshscope.plan.model.model_shape import Experts, LatentAttention, ModelShape
 
 _MAX_BYTES = 4 << 20
 _MOST, _MOST_LAYERS = 10**9, 10**5

@@ -21,12 +21,12 @@ from meshscope.analyze.study import Study
 from meshscope.core.hardware import Device
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.errors import UsageError
-from meshscope.plan.calibration import HOST_FITTED_NAMES, Constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import Cluster, Link
-from meshscope.plan.fitting import fit_constants
-from meshscope.plan.model_shape import ModelShape
-from meshscope.plan.pricing import Job, StepPrice, price_candidates
+from meshscope.plan.model.model_shape import ModelShape
+from meshscope.plan.timing.calibration import HOST_FITTED_NAMES, Constants
+from meshscope.plan.timing.fitting import fit_constants
+from meshscope.plan.timing.pricing import Job, StepPrice, price_candidates
 
 _GROUP = "train"
 _LEAST_INTERVAL = 0.02

@@ -26,9 +26,9 @@ from meshscope.core.config.memory_model import MAX_RECEIVES_AHEAD
 from meshscope.core.config.model_config import split_layers
 from meshscope.core.unavailable import Unavailable
 from meshscope.plan.candidate import HOLDS_ALL, Candidate, read_segment
-from meshscope.plan.engine_layout import estimate_engine_ranks, make_train_config
-from meshscope.plan.memory_parts import FRAGMENTATION_RATIO, RankMemory, count_context
-from meshscope.plan.model_shape import ModelShape
+from meshscope.plan.memory.engine_layout import estimate_engine_ranks, make_train_config
+from meshscope.plan.memory.memory_parts import FRAGMENTATION_RATIO, RankMemory, count_context
+from meshscope.plan.model.model_shape import ModelShape
 from meshscope.plan.recipe import Recipe
 
 _BUCKET_BYTES = 40 << 20

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from meshscope.plan.candidate import is_recompute
-from meshscope.plan.pricing import Job
+from meshscope.plan.timing.pricing import Job
 
 MAX_COMBINATIONS = 4_000_000
 

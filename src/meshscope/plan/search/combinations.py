@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.layer_time import Columns, list_again
-from meshscope.plan.pricing import Job
-from meshscope.plan.request import Request
+from meshscope.plan.search.request import Request
+from meshscope.plan.timing.layer_time import Columns, list_again
+from meshscope.plan.timing.pricing import Job
 
 Bools = npt.NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.config.presets import PRESETS, fill_model_defaults
 from meshscope.errors import UsageError
-from meshscope.plan.model_shape import Experts, LatentAttention, ModelShape, from_model_config
+from meshscope.plan.model.model_shape import Experts, LatentAttention, ModelShape, from_model_config
 
 
 def make_gpt(

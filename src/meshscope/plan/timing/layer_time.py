@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.plan.calibration import Constants
 from meshscope.plan.candidate import Candidate, read_segment
 from meshscope.plan.cluster import Cluster
-from meshscope.plan.model_shape import ModelShape, Product
+from meshscope.plan.model.model_shape import ModelShape, Product
 from meshscope.plan.recipe import Recipe
+from meshscope.plan.timing.calibration import Constants
 
 Floats = npt.NDArray[np.float64]
 _SMOOTH = 7.0

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.errors import UsageError
-from meshscope.plan.bounds import bound_memory, bound_steps
 from meshscope.plan.candidate import Candidate
-from meshscope.plan.combinations import Bools, Combinations, list_combinations, list_rules
-from meshscope.plan.memory import estimate_ranks
-from meshscope.plan.memory_parts import RankMemory
-from meshscope.plan.pricing import Job, StepPrice, price_candidates
-from meshscope.plan.request import Request, find_request_problems
+from meshscope.plan.memory.memory import estimate_ranks
+from meshscope.plan.memory.memory_parts import RankMemory
+from meshscope.plan.search.bounds import bound_memory, bound_steps
+from meshscope.plan.search.combinations import Bools, Combinations, list_combinations, list_rules
+from meshscope.plan.search.request import Request, find_request_problems
+from meshscope.plan.timing.pricing import Job, StepPrice, price_candidates
 
 Floats = npt.NDArray[np.float64]
 Say = Callable[[str], None]

@@ -19,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.core.config.model_config import split_layers
-from meshscope.plan.batch_replay import BatchReplay, replay_steady
-from meshscope.plan.calibration import Constants
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import Cluster
-from meshscope.plan.layer_time import (
+from meshscope.plan.model.model_shape import ModelShape
+from meshscope.plan.recipe import Recipe
+from meshscope.plan.timing.batch_replay import BatchReplay, replay_steady
+from meshscope.plan.timing.calibration import Constants
+from meshscope.plan.timing.layer_time import (
     AroundTimes,
     Columns,
     LayerTimes,
@@ -36,9 +38,7 @@ from meshscope.plan.layer_time import (
     time_latency,
     time_layer,
 )
-from meshscope.plan.model_shape import ModelShape
-from meshscope.plan.recipe import Recipe
-from meshscope.plan.shared_replay import StageWork, replay_shared
+from meshscope.plan.timing.shared_replay import StageWork, replay_shared
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.plan.calibration import Constants, LayerKey
+from meshscope.plan.timing.calibration import Constants, LayerKey
 
 Floats = npt.NDArray[np.float64]
 Predict = Callable[[Constants], Floats]

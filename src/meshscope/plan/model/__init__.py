@@ -1,0 +1,1 @@
+"""What a planner knows of a model, and where it learns it."""

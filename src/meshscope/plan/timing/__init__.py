@@ -1,0 +1,1 @@
+"""How long a step takes, and where its constants come from."""
