@@ -111,5 +111,7 @@ def test_numbers_are_those_of_the_committed_results(name):
 def test_the_readme_counts_kills_as_the_storm_did():
     modes = json.loads(read("benchmarks/results/kill_storm.json"))["modes"]
     acknowledged = sum(mode["num_acknowledged"] for mode in modes)
-    assert sum(mode["num_kills"] for mode in modes) == 500
+    num_kills = sum(mode["num_kills"] for mode in modes)
+    assert num_kills >= 500
+    assert f"{num_kills} SIGKILLs while recording" in read("README.md")
     assert f"{acknowledged:,} acknowledged records, 0 lost, 0 wrong" in read("README.md")
