@@ -5,6 +5,7 @@ from meshscope.analyze.job import job as job_module
 from meshscope.analyze.study import Failure, Study, catch_failure
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable
+from meshscope.store.read import files
 from meshscope.store.read import recording as recording_module
 from meshscope.store.read.run import open_run
 
@@ -78,7 +79,7 @@ def test_operations_are_matched_once_and_tables_read_once(tmp_path, monkeypatch)
     study = Study(open_run(tmp_path).last_attempt)
     for name in ("health", "communication", "timeline", "budget", "suspects", "pipeline"):
         getattr(study, name)
-    found = [path for path, *_ in reads if path.exists()]
+    found = [path for path, *_ in reads if files.exists(path)]
     assert found
     assert len(found) == len(set(found))
     assert len(matchings) == 1
