@@ -73,7 +73,6 @@ KINDS = (
     _make("torch.export beside training", "compiled/exported.py", "--way", "export"),
     _make("DDP", "parallel/ddp.py", **_TWO),
     _make("DDP, optimizer first", "parallel/ddp.py", "--optimizer", "first", **_TWO),
-    _make("DDP, no_sync, uneven groups", "parallel/no_sync.py", **_TWO),
     _make("PPO, rollouts in DDP", "parallel/rollouts.py", **_TWO),
     _make("FSDP2 on a named mesh", "parallel/fsdp2.py", **_TWO),
     _make(
