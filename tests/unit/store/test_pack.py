@@ -150,6 +150,22 @@ def test_a_lost_page_of_the_directory_is_told(tmp_path: Path) -> None:
     assert any("next page is not known" in text for text in find_problems(path))
 
 
+def test_who_was_interrupted_before_it_knew_of_its_extent_is_given_it_again(tmp_path: Path) -> None:
+    """Control-C while a table grows: an extent added twice would hide the records of one."""
+    path = tmp_path / PACK_NAME
+    writer = pack.PackWriter(path, {}, mapped=True)
+    first = writer.add("steps", 0, 8192)
+    assert writer.add("steps", 0, 8192) == first
+    places = {first, writer.add("spans", 0, 8192), writer.add("steps", 8192, 8192)}
+    assert len(places) == 3
+    assert writer.sizes == {"steps": 16384, "spans": 8192}
+    writer.close()
+    with path.open("rb") as file:
+        index = pack.find_index(path, file.fileno())[0]
+    assert index.problems == []
+    assert {name: own.end for name, own in index.extents.items()} == writer.sizes
+
+
 def test_an_extent_that_was_not_named_before_a_kill_means_nothing(tmp_path: Path) -> None:
     writer = make_writer(tmp_path)
     for step in range(10):

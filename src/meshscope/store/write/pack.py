@@ -106,36 +106,41 @@ class PackWriter:
         self._fields = fields
         self._lock = threading.Lock()
         self.fd = -1
-        self._end = FIRST_EXTENT
-        """Of all extents and pages: nothing behind it is in use."""
-        self._next_entry = HEADER_BYTES
+        self._state: tuple[int, int, dict[str, tuple[int, int]]] = HEADER_BYTES, FIRST_EXTENT, {}
+        """Where the next entry goes; the end of all extents and pages; and the last extent of each
+        table: its first byte, and where it is. One value, replaced at once: a handler of a signal
+        may raise between any two statements."""
         self._is_over = False
         self.sizes: dict[str, int] = {}
         """Bytes by table."""
 
     def add(self, name: str, table_offset: int, num_bytes: int, content: bytes = b"") -> int:
         """Adds an extent of zeros that begins with `content`; where it is. Raises OSError, and
-        the file is then as before."""
+        the file is then as before. One that is there already, because who asked for it was
+        interrupted before it knew, is given again."""
         with self._lock:
             self._open()
-            if self.is_mapped and os.fstat(self.fd).st_size < self._end:
+            at, end, lasts = self._state
+            last_offset, last_begin = lasts.get(name, (-1, 0))
+            if last_offset == table_offset:
+                return last_begin
+            if self.is_mapped and os.fstat(self.fd).st_size < end:
                 raise OSError(0, CUT_SHORT)
-            is_last = (self._next_entry + _ENTRY_BYTES) % _PAGE_BYTES == 0
-            begin = self._end + (_PAGE_BYTES if is_last else 0)
+            is_last = (at + _ENTRY_BYTES) % _PAGE_BYTES == 0
+            begin = end + (_PAGE_BYTES if is_last else 0)
             self._write_extent(begin, num_bytes, content)
-            at = self._next_entry
             if is_last:
-                link = _pack_entry(at, _LINK, self._end, 0, _PAGE_BYTES)
-                entry = _pack_entry(self._end, name, begin, table_offset, num_bytes)
+                link = _pack_entry(at, _LINK, end, 0, _PAGE_BYTES)
+                entry = _pack_entry(end, name, begin, table_offset, num_bytes)
                 # The entry first: a page that is named has one.
-                write_all(self.fd, entry, self._end)
+                write_all(self.fd, entry, end)
                 write_all(self.fd, link, at)
-                at = self._end
+                at = end
             else:
                 write_all(self.fd, _pack_entry(at, name, begin, table_offset, num_bytes), at)
-            self._next_entry = at + _ENTRY_BYTES
-            self._end = begin + num_bytes
-            self.sizes[name] = self.sizes.get(name, 0) + num_bytes
+            last = {name: (table_offset, begin)}
+            self._state = at + _ENTRY_BYTES, begin + num_bytes, lasts | last
+            self.sizes[name] = table_offset + num_bytes
             return begin
 
     def open(self) -> None:
@@ -153,12 +158,13 @@ class PackWriter:
         if not self.is_mapped:  # what is not written is a hole, or not there yet
             write_all(self.fd, content, begin)
             return
-        data = bytes(begin - self._end) + content
+        end = self._state[1]
+        data = bytes(begin - end) + content
         try:
-            write_all(self.fd, data.ljust(begin + num_bytes - self._end, b"\0"), self._end)
+            write_all(self.fd, data.ljust(begin + num_bytes - end, b"\0"), end)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self.fd, self._end)
+                os.ftruncate(self.fd, end)
             raise
 
     def _create(self) -> None:
@@ -167,7 +173,7 @@ class PackWriter:
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         fd = create_file(draft, os.O_RDWR)
         try:
-            write_all(fd, bytes(self._end), 0)
+            write_all(fd, bytes(FIRST_EXTENT), 0)
             self.is_mapped = self.is_mapped and can_map(fd)
             fields = {**self._fields, "sink": "mapped" if self.is_mapped else "append"}
             write_all(fd, pack_text(PACK_MAGIC, _describe(fields)), 0)
@@ -218,12 +224,15 @@ class PackedTable:
     def create(self, make_header: Callable[[str], bytes]) -> None:
         """The extent is named when the header is in it: a killed process leaves none without."""
         self._pack.open()
-        self._add(make_header("mapped" if self._pack.is_mapped else "append"))
+        if not self._end:
+            self._add(make_header("mapped" if self._pack.is_mapped else "append"))
         self._is_open = True
 
     def _add(self, content: bytes = b"") -> None:
         begin, end = extent_of(self._end)
-        self._places.append(self._pack.add(self._name, begin, end - begin, content))
+        place = self._pack.add(self._name, begin, end - begin, content)
+        del self._places[_number_of(begin) :]  # of a call that was interrupted here
+        self._places.append(place)
         self._end = end
 
     def map_head(self, num_bytes: int) -> Buffer:
