@@ -49,7 +49,6 @@ SETTLE_STEPS = (2, 10)
 they and pytscope were 2 to 4 % slower in those rounds, and not in the others."""
 LONG_STEPS = 60
 """Kernels are sampled at about the 20th and 40th step of a recording."""
-NUM_TRACES = 2
 NUM_RESAMPLES = 2000
 MAX_MEDIAN_RATIO, MAX_UPPER_RATIO = 0.01, 0.02
 MAX_SINGLE_RATIO = 0.002
@@ -158,6 +157,8 @@ class Block:
     """A step, until the device is empty."""
     step_ms: list[float]
     """What the host took for each of them."""
+    seconds: float
+    """With what came before and after its steps."""
 
 
 def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
         run_round(turn + number, ["bare", "torch.profiler"])
     long_blocks = run_long_blocks(training, place.folder / name, options)
     kernels: dict[str, list[list[dict | None]]] = {}
-    for turn in range(NUM_TRACES):
+    for turn in range(options.traces):
         for way in ("bare", "recorded"):
             folder = place.folder / name / f"trace{turn}-{way}"
             with WAYS[way](training, folder) as step:
@@ -216,6 +217,7 @@ def run_long_blocks(training: Training, folder: Path, options: argparse.Namespac
 
 
 def run_block(training: Training, turn: int, way: str, folder: Path, num_steps: int) -> Block:
+    entered = time.perf_counter()
     is_traced = way == "torch.profiler"
     num_settled = SETTLE_STEPS[turn % 2]
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
@@ -235,6 +237,7 @@ def run_block(training: Training, turn: int, way: str, folder: Path, num_steps: 
         first_step=num_settled,
         ms=round(1e3 * seconds / num_steps, 4),
         step_ms=[round(1e3 * (b - a), 2) for a, b in pairwise(moments)],
+        seconds=round(time.perf_counter() - entered, 3),
     )
 
 
@@ -247,6 +250,7 @@ def gather_blocks(place: Place, blocks: Sequence[Block]) -> list[dict[str, Any]]
             "rank_ms": [one[index] for one in by_rank],
             "first_step": block.first_step,
             "step_ms": block.step_ms,
+            "seconds": block.seconds,
         }
         for index, block in enumerate(blocks)
     ]
@@ -364,8 +368,14 @@ def show(name: str, result: dict[str, Any]) -> None:
     for way, found in result["summary"]["kernels"].items():
         shown = "  ".join(f"{key} {found[key]:.1f}" for key in SHOWN_KERNELS)
         print(f"{name:13} {way:16} kernels, ms a step: {shown}")
+    blocks = ", ".join(
+        f"{way} {statistics.median(b['seconds'] for b in result['blocks'] if b['way'] == way):.2f}"
+        for way in result["summary"]["ways"]
+    )
     print(
-        f"{name:13} {'; '.join(result['misses']) or 'goals met'}, {result['seconds']} s", flush=True
+        f"{name:13} {'; '.join(result['misses']) or 'goals met'}, {result['seconds']} s; "
+        f"s a block: {blocks}",
+        flush=True,
     )
 
 
@@ -384,6 +394,7 @@ def main() -> None:
         "--ways", nargs="+", default=(), choices=list(WAYS), help="more ways, in some rounds"
     )
     parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--traces", type=int, default=2, help="windows of kernels each way")
     parser.add_argument("--warmup-steps", type=int, default=8, help="before the first block")
     parser.add_argument(
         "--long-rounds", type=int, default=0, help="of blocks long enough for kernel samples"

@@ -27,7 +27,16 @@ NUM_STEPS = 20
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("nccl")
     command = [sys.executable, str(SCRIPT), "--only", "ddp2", "--steps", str(NUM_STEPS)]
-    subprocess.run([*command, "--parcel", str(place / "ddp2.tar")], check=True, timeout=120)
+    done = subprocess.run(
+        [*command, "--parcel", str(place / "ddp2.tar")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    told = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, told
+    assert (place / "ddp2.tar").exists(), told
     (found,) = unpack([place / "ddp2.tar"], place)
     return found
 
@@ -50,9 +59,10 @@ def test_all_reduces_of_both_ranks_ended_and_match(folder: Path) -> None:
         assert set(rows["outcome"][is_reduce].tolist()) == {Outcome.OK}
         found[rank] = rows["size_bytes"][is_reduce].tolist()
     assert found[0] == found[1]
+    told = f"{watched} steps of {NUM_STEPS} have their {len(found[0])} all-reduces recorded"
     # Where recording all would cost more than a hundredth, some steps are: the first two and more.
-    assert watched[0] == watched[1] >= 3
-    assert len(found[0]) % watched[0] == 0
+    assert watched[0] == watched[1] >= 3, told
+    assert len(found[0]) % watched[0] == 0, told
 
 
 def test_kernels_of_the_bare_program_show_communication_beside_compute(folder: Path) -> None:
