@@ -1,7 +1,8 @@
 """Thins a rank's old records while it trains, in a thread that mostly rests.
 
 The size may be given per rank (`max_disk_bytes`) or per job (`meshscope run --max-disk`), which is
-divided by its ranks.
+divided by its ranks. Without either a rank has a size that most runs never reach: a run of weeks
+must not lose its newest records because nobody thought of a limit.
 """
 
 import logging
@@ -17,6 +18,10 @@ from meshscope.store.write.thinning import Thinner
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_MAX_BYTES = 16 << 30
+"""Of a rank, where nobody gave a size. Nothing is thinned below a sixteenth of it."""
+_MANY_BYTES = 128 << 20
+"""A segment of that size takes longer than a minute to fill, at 2 MB a second."""
 _LOOK_SECONDS = 1.0
 _WORK_SHARE = 0.02
 """Of the time, at most."""
@@ -30,12 +35,14 @@ _STOP_SECONDS = 5.0
 def find_max_bytes(
     given_bytes: int | None, env: Mapping[str, str], world_size: int, rank_dir: Path
 ) -> int | None:
-    """What this attempt of a rank may take; None without a limit."""
+    """What this attempt of a rank may take; None without a limit, which a size of 0 asks for."""
     max_bytes = given_bytes
     job_text = env.get(MAX_DISK_VARIABLE, "")
     if max_bytes is None and job_text.isdecimal():
         max_bytes = int(job_text) // max(world_size, 1)
     if max_bytes is None:
+        max_bytes = DEFAULT_MAX_BYTES
+    if max_bytes == 0:
         return None
     return max(max_bytes - _measure(rank_dir), int(max_bytes * _MIN_SHARE_LEFT))
 
@@ -53,7 +60,8 @@ def _measure(folder: Path) -> int:
 
 
 class BackgroundThinning:
-    """The thread of one attempt."""
+    """The thread of one attempt. It is there from the begin where the size is small; else it comes
+    when there is something to thin, and most runs never have it."""
 
     def __init__(self, thinner: Thinner, guard: Guard, note: Callable[[str, str], None]) -> None:
         self._thinner = thinner
@@ -61,13 +69,23 @@ class BackgroundThinning:
         self._note = note
         self._stop = threading.Event()
         self._has_noted = False
+        self._thread: threading.Thread | None = None
+        if thinner.segment_bytes < _MANY_BYTES:
+            self._start()
+
+    def look(self) -> None:
+        """Called now and then by somebody else, once a minute or so."""
+        if self._thread is None and self._thinner.is_due():
+            self._start()
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="meshscope-thin", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Ends at the next slice; a file that is half written is removed."""
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:

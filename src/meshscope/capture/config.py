@@ -45,7 +45,7 @@ class RecorderConfig:
     """Limit of one detail table of one rank."""
     max_disk_bytes: int | None = None
     """What this rank's files may take: old operations and spans are thinned (docs/store.md). None:
-    no limit, or the job's (`meshscope run --max-disk`) divided by its ranks."""
+    the job's (`meshscope run --max-disk`) divided by its ranks, or 16 GiB. 0: no limit."""
 
 
 OFF_VARIABLE = "MESHSCOPE_OFF"

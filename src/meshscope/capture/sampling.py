@@ -296,6 +296,7 @@ class Sampling:
             session.next_clocks_ns = end_ns + CLOCKS_EVERY_NS
             unix_ns, mono_ns, uncertainty_ns = read_clocks(session.clock)
             session.put("clocks", mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
+            session.watch_size()
 
     def _check_communication(self, num_steps: int) -> None:
         """Notes once that many ranks and steps had no operation: some are not seen."""

@@ -203,6 +203,11 @@ class Session:
         self._opening_cost_ns += self.clock() - start_ns
         return True
 
+    def watch_size(self) -> None:
+        """Looks whether old records are to be thinned; once a minute."""
+        if self._thinning is not None:
+            self._thinning.look()
+
     def _make_files(self, identity: Identity, run_dir: Path, *, is_draft: bool) -> RankFiles:
         rank = identity.placement.rank
         unix_ns, mono_ns, uncertainty_ns = read_clocks(self.clock)

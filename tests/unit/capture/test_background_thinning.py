@@ -1,5 +1,6 @@
 """A recorder with a size limit thins in a thread of its own."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +16,10 @@ def test_a_job_s_size_is_divided_by_its_ranks_and_a_rank_s_own_comes_first(tmp_p
     env = {"MESHSCOPE_MAX_DISK": "8000"}
     assert find_max_bytes(None, env, 8, tmp_path / "rank") == 1000
     assert find_max_bytes(70, env, 8, tmp_path / "rank") == 70
-    assert find_max_bytes(None, {}, 8, tmp_path / "rank") is None
-    assert find_max_bytes(None, {"MESHSCOPE_MAX_DISK": "much"}, 8, tmp_path / "rank") is None
+    for nothing in ({}, {"MESHSCOPE_MAX_DISK": "much"}):
+        assert find_max_bytes(None, nothing, 8, tmp_path / "rank") == 16 << 30
+    for none_env, given in ((env, 0), ({"MESHSCOPE_MAX_DISK": "0"}, None)):
+        assert find_max_bytes(given, none_env, 8, tmp_path / "rank") is None
 
 
 def test_earlier_attempts_count_but_leave_a_quarter(tmp_path: Path) -> None:
@@ -50,3 +53,25 @@ def test_a_recorder_thins_while_it_records(tmp_path: Path) -> None:
     assert len(recording.read("steps")["step"]) == num_steps
     starts = recording.read("spans")["start_host_mono_ns"]
     assert len(np.unique(starts)) == len(starts)
+
+
+def test_no_thread_is_there_until_a_large_size_has_something_to_thin(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    config = RecorderConfig(provenance=False, hardware=False, stack_samples=False)
+    recorder = Recorder(tmp_path / "run", config=config)
+    with recorder.step():
+        pass
+    recorder.session.watch_size()
+    assert not set(threading.enumerate()) - before
+    assert recorder.session.writer is not None
+    thinner = recorder.session.writer.thinner
+    assert thinner is not None
+    assert thinner.segment_bytes == 1 << 30
+    thinner._max_bytes = 1 << 20  # as if a segment had been filled: 16 GiB take a while
+    while not thinner.is_due():
+        with recorder.step(), recorder.span("piece"):
+            pass
+    recorder.session.watch_size()
+    assert [one.name for one in set(threading.enumerate()) - before] == ["meshscope-thin"]
+    recorder.close()
+    assert not set(threading.enumerate()) - before

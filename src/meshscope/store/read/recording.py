@@ -230,6 +230,8 @@ class FolderRecording(Recording):
     _paths: dict[str, Path] = field(default_factory=dict, repr=False, compare=False)
     _checked: set[Path] = field(default_factory=set, repr=False, compare=False)
     """Packs that were looked at as a whole."""
+    _has_all_packs: bool = field(default=False, repr=False, compare=False)
+    """Seen of a rank that has ended: all its tables are in the same packs."""
     _listed: frozenset[str] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -384,9 +386,12 @@ class FolderRecording(Recording):
         if not paths:
             return None
         self._check_packs(paths)
-        if is_limited and lacks_segment(self.directory, name):
-            text = "a file of this table is missing: records between two of its segments are lost"
-            self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)
+        if is_limited and not self._has_all_packs:
+            if lacks_segment(self.directory, name):
+                text = "a file of this table is missing: records between two segments are lost"
+                self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)
+            else:
+                self._has_all_packs = self.closing is not None and pack_of(paths[0]) is not None
         return parts[0] if len(parts) == 1 else concatenate_columns(TABLES[name], parts)
 
     def _check_packs(self, paths: list[Path]) -> None:

@@ -194,12 +194,17 @@ class Thinner:
         self.excess_bytes = max(-room_bytes, 0)
         return max(room_bytes, 0)
 
+    @property
+    def segment_bytes(self) -> int:
+        """At which size the next segment begins."""
+        return max(_MIN_SEGMENT_BYTES, self._max_bytes // _SEGMENT_SHARE)
+
     def is_due(self) -> bool:
         """Whether the newest segment has reached its size."""
         sizes = self._segments.live_sizes()
         # A table's first extent is there from the begin.
         used_bytes = sum(sizes.values()) - FIRST_EXTENT_BYTES * len(sizes)
-        return used_bytes >= max(_MIN_SEGMENT_BYTES, self._max_bytes // _SEGMENT_SHARE)
+        return used_bytes >= self.segment_bytes
 
     # --- a round ----------------------------------------------------------------------------------
 
