@@ -83,6 +83,7 @@ def test_blocks_take_turns_and_are_summarized(place: Place) -> None:
         long_rounds=0,
         seconds=600,
         profiled_rounds=1,
+        traces=1,
         ways=(),
     )
     result = nccl_overhead.measure(place, "host_bound", options)

@@ -107,7 +107,8 @@ class PhaseTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPartition:
-    """Everything one rank recorded, from `start_ns` to `end_ns`, in four parts that add up."""
+    """Everything one rank recorded, from `start_ns` to `end_ns`, in four parts that add up with
+    `thinned_ns`."""
 
     start_ns: int
     """Host monotonic clock: the header's start, or the first thing recorded if that is earlier."""
@@ -120,6 +121,8 @@ class RankPartition:
     """Gaps between steps: evaluation, checkpoints, logging."""
     after_last: TimeSplit
     """From the last finished step's end, an unfinished step included."""
+    thinned_ns: int
+    """Of steps whose records a very long run no longer has; in none of the parts."""
     steady_steps: TimeSplit
     """`steps` without warm-up and profiled steps."""
     containers: Mapping[str, int]
@@ -131,7 +134,7 @@ class RankPartition:
 
     @property
     def wall_ns(self) -> int:
-        """The whole recorded time; the sum of the four parts."""
+        """The whole recorded time."""
         return self.end_ns - self.start_ns
 
 
@@ -262,6 +265,7 @@ def partition_rank(
         steps=split(in_steps, inside.sum(axis=0)),
         between=split(last - first - in_steps - steps.missing_ns, table[2:-1:2].sum(axis=0)),
         after_last=split(end_ns - last, table[-1] if num_steps else np.zeros_like(table[0])),
+        thinned_ns=steps.missing_ns,
         steady_steps=split(int(steady.sum()), inside[is_steady].sum(axis=0)),
         containers=_count_containers(spans, names),
         num_other_threads=num_other_threads,
