@@ -35,6 +35,7 @@ import kill_recorder
 import kill_thinning
 import numpy as np
 
+from meshscope.errors import RunError, StorageError
 from meshscope.store.read.columns import Columns, ProblemKind
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
@@ -88,6 +89,8 @@ class ModeResult:
     """Of these, lists of a pass that met a segment while it was renamed: the next pass has it."""
     num_archived_lost: int = 0
     """Records that the folder promises and the archive does not have after the last pass."""
+    num_unopened_archives: int = 0
+    """After the last pass, at first or for good: `problems` says why."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -264,16 +267,29 @@ def check_archive(run_dir: Path, url: str, acknowledged: Acknowledged, result: M
         if not is_incomplete:
             note_damage(found, result)
     kill_thinning.send_rest(run_dir, url)
-    found = kill_thinning.open_archive(url)
-    if found is None:
-        result.num_archived_lost += 1
-        result.problems.append("the archive could not be opened after its last pass")
+    found = open_last_archive(url, result)
+    if found is None:  # no loss where the rank was killed before it had anything to keep
+        result.num_archived_lost += bool(acknowledged.get(0, 0) + acknowledged.get(0, 1))
         return
     compared = kill_thinning.compare(found, acknowledged)
     result.num_archived_lost += compared.num_lost
+    if compared.num_lost:
+        result.problems.append(f"{url}: {compared.num_lost} records lost")
     result.num_wrong += compared.num_wrong
     note_damage(found, result)
     kill_thinning.empty(url)
+
+
+def open_last_archive(url: str, result: ModeResult) -> Recording | None:
+    """The archive after its last pass. A storage that does not answer is asked once more, as a
+    reader would do: that is not what the archive lacks."""
+    for _ in range(2):
+        try:
+            return kill_thinning.read_archive(url)
+        except (RunError, StorageError) as error:
+            result.num_unopened_archives += 1
+            result.problems.append(f"{url}, after its last pass: {error}")
+    return None
 
 
 def note_damage(recording: Recording, result: ModeResult) -> None:

@@ -266,9 +266,14 @@ def share_clients() -> None:
 def open_archive(url: str) -> Recording | None:
     """The archive as its list is now; None where no rank is in it yet."""
     try:
-        return open_run(mount(url)).last_attempt.ranks[0]
+        return read_archive(url)
     except (RunError, StorageError):
         return None
+
+
+def read_archive(url: str) -> Recording:
+    """Raises RunError and StorageError."""
+    return open_run(mount(url)).last_attempt.ranks[0]
 
 
 def send_rest(run_dir: Path, url: str) -> None:
