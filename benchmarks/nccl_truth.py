@@ -9,7 +9,8 @@ and traced. The truth are unions of kernels on each rank: compute, exposed commu
 alone, idle. A window of torch.profiler slows hosts down, so the truth is a range: shares of the
 window's own wall clock, and shares of the steps timed without it, in which idle time is shorter by
 what the window added. Checkpoints, evaluations and compilations cost what steps take longer with
-them; kernels are traced in steps without them.
+them; kernels are traced in steps without them. A disk or a compiler is not as fast later as it was
+in the recording: together these cost what the recorded steps took longer than plain ones.
 """
 
 import argparse
@@ -73,12 +74,13 @@ def record(place: Place, name: str, options: argparse.Namespace) -> dict[str, An
         training.step()
     place.meet()
     folder = place.folder / name
-    caught = record_steps(training, folder / "run", options.steps)
+    caught, recorded_ms = record_steps(training, folder / "run", options.steps)
     truth = measure_truth(place, program, training, options)
     training.close()
     truth |= {
         "num_ranks": place.num_ranks,
         "caught": place.gather(caught),
+        "recorded_ms": place.gather(recorded_ms),
         "seconds": round(time.perf_counter() - begin, 1),
     }
     place.meet()
@@ -88,14 +90,18 @@ def record(place: Place, name: str, options: argparse.Namespace) -> dict[str, An
     return truth
 
 
-def record_steps(training: Training, folder: Path, num_steps: int) -> dict[str, int]:
-    """What the recorder caught. Collective."""
+def record_steps(training: Training, folder: Path, num_steps: int) -> tuple[dict[str, int], float]:
+    """What the recorder caught; how long a step took, from the end of the first to that of the
+    last. Collective."""
     training.place.meet()
     recorder = training.start_recording(folder)
+    ends = []
     for _ in range(num_steps):
         training.step()
+        ends.append(time.perf_counter())
     training.place.synchronize()
-    return training.stop_recording(recorder)
+    recorded_ms = 1e3 * (ends[-1] - ends[0]) / max(len(ends) - 1, 1)
+    return training.stop_recording(recorder), recorded_ms
 
 
 def time_steps(training: Training, num_steps: int) -> float:
@@ -150,6 +156,7 @@ def show_truth(name: str, result: dict[str, Any]) -> None:
 def judge(folder: Path) -> dict[str, Any]:
     """One program: each part of the truth, what the budget says, and how far it is off."""
     truth = json.loads((folder / TRUTH_FILE).read_text(encoding="utf-8"))
+    truth.setdefault("recorded_ms", read_recorded_ms(folder / "run"))
     ranges = [find_ranges(truth, rank) for rank in range(truth["num_ranks"])]
     said = read_budget(folder / "run")
     if isinstance(said, str):
@@ -188,6 +195,9 @@ def find_ranges(truth: Mapping[str, Any], rank: int) -> dict[str, tuple[float, f
     if kernels is None:
         return {}
     phases = {phase: ms[rank] for phase, ms in truth["phases_ms"].items()}
+    longer_ms = max(truth["recorded_ms"][rank] - truth["plain_ms"][rank], 0.0)
+    scale = longer_ms / max(sum(phases.values()), 1e-9)
+    phases = {phase: scale * ms for phase, ms in phases.items()}
     found = []
     for step_ms in (kernels["wall"], min(kernels["wall"], truth["plain_ms"][rank])):
         busy = {part: kernels[part] for part in PARTS if part != "idle"}
@@ -200,6 +210,17 @@ def find_ranges(truth: Mapping[str, Any], rank: int) -> dict[str, tuple[float, f
     }
 
 
+def read_recorded_ms(path: Path) -> list[float]:
+    """For parcels that do not say it: by the ends of the recorded steps."""
+    import meshscope
+
+    found = []
+    for recording in meshscope.study(path).study.attempt:
+        ends = recording.read("steps")["end_host_mono_ns"]
+        found.append(1e-6 * float(ends[-1] - ends[0]) / max(len(ends) - 1, 1))
+    return found
+
+
 def read_budget(path: Path) -> dict[str, Any] | str:
     """Shares of the wall clock by part, one for each rank; and all lines. Or why there is none."""
     import meshscope
@@ -208,8 +229,7 @@ def read_budget(path: Path) -> dict[str, Any] | str:
     budget = meshscope.study(path).study.budget
     if isinstance(budget, Unavailable):
         return budget.reason
-    wall_ns = budget.wall_ns.sum(axis=1)
-    shares = budget.of_ranks_ns() / wall_ns[:, None]
+    shares = budget.of_ranks_ns() / budget.run.wall_ns[:, None]
     said: dict[str, Any] = {}
     for index, line in enumerate(budget.lines):
         part = find_part(line.name)

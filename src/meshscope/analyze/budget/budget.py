@@ -14,9 +14,10 @@ Useful compute is the model's FLOPs at the peak of the rank's device (the rank's
 differ between stages). If either is unknown, compute is one line and says why. An inefficiency
 below zero means that FLOPs or peak are wrong; it is shown and flagged, never clipped.
 
-Sums are of the whole run. Where not all of its steps were looked at, its wall clock is exact and
-the lines are those of the steps that were, each counted as often as `run_weights` says; of thinned
-runs communication is then brought to the exact sums in table `aggregates`.
+Sums are of the whole run. Where not all of its steps were looked at, its wall clock is exact (but
+where a profiler disturbed it) and the lines are those of the steps that were, each counted as often
+as `run_weights` says; of thinned runs communication is then brought to the exact sums in table
+`aggregates`.
 """
 
 from collections.abc import Mapping
@@ -24,12 +25,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.budget.budget_lines import SHARE_OF_PART, Line, Share, sort_pieces
+from meshscope.analyze.budget.budget_lines import (
+    SHARE_OF_PART,
+    SHARE_OF_PHASE,
+    Line,
+    Share,
+    sort_pieces,
+)
 from meshscope.analyze.budget.exact_sums import ExactSums
 from meshscope.analyze.budget.model_flops import RankFlops
 from meshscope.analyze.budget.run_budget import RunBudget, measure_run
 from meshscope.analyze.timeline.device_parts import DeviceParts, describe_evidence
 from meshscope.analyze.timeline.run_weights import weigh_steps
+from meshscope.analyze.timeline.step_kinds import RARE_PHASES
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Floats, Int64s
@@ -158,6 +166,7 @@ def measure_budget(
     lines, time_ns, spread_ns = _split_compute(lines, time_ns, spread_ns, useful)
     if parts is not None:
         lines, time_ns, spread_ns = _drop_empty(lines, time_ns, spread_ns, is_split=is_split)
+    lines, time_ns, spread_ns = _add_unseen(timeline, lines, time_ns, spread_ns)
     return Budget(
         ranks=timeline.ranks,
         steps=timeline.steps,
@@ -219,6 +228,17 @@ def _drop_empty(
         if time_ns[:, :, index].any() or (is_split and line.share is Share.COMPUTE)
     ]
     return [lines[index] for index in kept], time_ns[:, :, kept], spread_ns[:, kept]
+
+
+def _add_unseen(
+    timeline: Timeline, lines: list[Line], time_ns: Int64s, spread_ns: Floats
+) -> tuple[list[Line], Int64s, Floats]:
+    """Lines for rare phases that are in no step of the timeline."""
+    rare = np.unique(timeline.kinds.kind[timeline.kinds.excess_ns.any(axis=0)])
+    wanted = {SHARE_OF_PHASE[RARE_PHASES[kind]] for kind in rare.tolist()}
+    more = [Line(share=one) for one in sorted(wanted - {line.share for line in lines})]
+    time_ns = np.pad(time_ns, ((0, 0), (0, 0), (0, len(more))))
+    return [*lines, *more], time_ns, np.pad(spread_ns, ((0, 0), (0, len(more))))
 
 
 def _split_compute(

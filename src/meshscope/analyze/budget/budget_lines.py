@@ -19,6 +19,7 @@ from meshscope.analyze.timeline.device_parts import (
     COMPUTE,
     COPY,
     EXPOSED,
+    FIRST_RUN,
     SPAN,
     DeviceParts,
 )
@@ -64,14 +65,15 @@ class Share(StrEnum):
     IDLE_UNKNOWN = "idle, cause not known"
     INPUT = "input stall"
     COMPILE = "compile"
-    """torch.compile making code; forward and backward wait for it."""
+    """torch.compile making code; forward and backward wait for it. On a device also the first run
+    of that code, as far as it takes longer than the usual."""
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
     LOGGING = "logging"
     OTHER = "other"
 
 
-_SHARE_OF_PHASE = {
+SHARE_OF_PHASE = {
     "": Share.OTHER,
     "data": Share.INPUT,
     "compile": Share.COMPILE,
@@ -85,6 +87,7 @@ SHARE_OF_PART = {
     COMPUTE: Share.COMPUTE,
     COPY: Share.COPY,
     EXPOSED: Share.UNSPLIT,
+    FIRST_RUN: Share.COMPILE,
     "host": Share.IDLE_HOST,
     "launch": Share.IDLE_HOST,
     "synchronising": Share.IDLE_SYNCHRONISING,
@@ -159,7 +162,7 @@ def sort_bound_pieces(timeline: Timeline, parts: DeviceParts | None) -> tuple[li
 def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
     """Per piece its line if it is work."""
     pieces = timeline.pieces
-    of_phase = [_SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
+    of_phase = [SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
     share: Int64s = np.array([shares.index(one) for one in of_phase])[pieces.phase]
     return share
 

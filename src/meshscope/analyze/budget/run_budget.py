@@ -1,7 +1,8 @@
 """The budget of the whole run, of which a timeline may have only some steps.
 
 The wall clock is exact. Lines are those of the steps that were looked at, counted as often as
-`run_weights` says. Where a run was thinned, exact sums of its operations correct that: a line of
+`run_weights` says; what rare phases took in steps that none of these is like is added as the host
+had it (`step_kinds`). Where a run was thinned, exact sums of its operations correct that: a line of
 communication along an axis is to the sampled one as all operations of that axis are to the sampled
 ones, and compute is what is left.
 
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.budget.budget_lines import Line, Share
+from meshscope.analyze.budget.budget_lines import SHARE_OF_PHASE, Line, Share
 from meshscope.analyze.budget.exact_sums import ExactSums
-from meshscope.analyze.timeline.run_weights import measure_between
+from meshscope.analyze.timeline.run_weights import measure_between, measure_missing
+from meshscope.analyze.timeline.step_kinds import RARE_PHASES
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
@@ -45,18 +47,24 @@ def measure_run(
 ) -> RunBudget:
     """`time_ns` [rank, step, line] is what was looked at, `weight` how often each step counts."""
     wall_ns = timeline.period_end_ns - timeline.period_start_ns
-    if not timeline.num_left_out:
+    if not timeline.num_left_out and not timeline.kinds.num_missing:
         return RunBudget(
             num_steps=len(timeline.steps),
             wall_ns=wall_ns.sum(axis=1),
             time_ns=time_ns.sum(axis=1),
             num_summed_steps=0,
         )
-    run_wall_ns = wall_ns.sum(axis=1) + measure_between(timeline).sum(axis=1)
+    run_wall_ns = wall_ns.sum(axis=1)
+    if timeline.num_left_out:
+        run_wall_ns = run_wall_ns + measure_between(timeline).sum(axis=1)
+    else:
+        run_wall_ns = run_wall_ns + measure_missing(timeline)
+    unseen_ns = _place_unseen(timeline, lines, run_wall_ns)
     # So that lines sum to the exact wall clock of each rank.
-    factor = run_wall_ns / np.maximum((wall_ns * weight).sum(axis=1), 1)
+    left_ns = run_wall_ns - unseen_ns.sum(axis=1)
+    factor = left_ns / np.maximum((wall_ns * weight).sum(axis=1), 1)
     weights = weight[None, :] * factor[:, None]
-    run_ns = np.einsum("rs,rsl->rl", weights, time_ns.astype(np.float64))
+    run_ns = np.einsum("rs,rsl->rl", weights, time_ns.astype(np.float64)) + unseen_ns
     if exact is not None:
         run_ns += _correct(timeline, lines, time_ns, weights, exact)
     rounded = np.rint(run_ns).astype(np.int64)
@@ -65,11 +73,30 @@ def measure_run(
     largest = rounded.argmax(axis=1)
     rounded[np.arange(len(rounded)), largest] += run_wall_ns - residual_ns - rounded.sum(axis=1)
     return RunBudget(
-        num_steps=int(timeline.steps[-1] - timeline.steps[0]) + 1,
+        num_steps=_count_steps(timeline),
         wall_ns=run_wall_ns,
         time_ns=rounded,
         num_summed_steps=0 if exact is None else exact.end_step - exact.first_step,
     )
+
+
+def _count_steps(timeline: Timeline) -> int:
+    if timeline.num_left_out:
+        return int(timeline.steps[-1] - timeline.steps[0]) + 1
+    return len(timeline.kinds.kind)
+
+
+def _place_unseen(timeline: Timeline, lines: Sequence[Line], run_wall_ns: Int64s) -> Floats:
+    """[rank, line], never more than half of the wall clock."""
+    found = np.zeros((len(run_wall_ns), len(lines)))
+    kinds = timeline.kinds
+    if not timeline.num_left_out:
+        for kind in np.unique(kinds.kind[kinds.excess_ns.any(axis=0)]).tolist():
+            at = [line.share for line in lines].index(SHARE_OF_PHASE[RARE_PHASES[kind]])
+            found[:, at] += kinds.excess_ns[:, kinds.kind == kind].sum(axis=1)
+    most = run_wall_ns / 2
+    found *= np.minimum(1.0, most / np.maximum(found.sum(axis=1), 1.0))[:, None]
+    return found
 
 
 def _correct(

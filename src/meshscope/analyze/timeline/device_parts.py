@@ -10,8 +10,9 @@ nothing in it. Two kinds of evidence divide it:
   rest, communication is exposed as in the samples, in proportion to the length, where that is more
   than hold-ups show; what remains is idle, for the causes seen in the samples, in their proportion.
   Without communication the gaps between kernels that had been launched in time (`dependency`) are
-  the device's own, as long as in the samples however long the host takes. The interval is half the
-  range of the sampled steps.
+  the device's own, as long as in the samples however long the host takes. What a step in which code
+  was compiled idles longer than the usual one is the first run of that code, which loads its
+  kernels. The interval is half the range of the sampled steps.
 
 Without evidence a rank's time is `SPAN` where its stream was in a phase, and `BETWEEN` elsewhere.
 Wrong where steps differ in what they compute: each is taken for the mean of the sampled ones.
@@ -43,6 +44,8 @@ COMPUTE = "compute"
 COPY = "copy"
 EXPOSED = "exposed"
 """With an axis."""
+FIRST_RUN = "first run"
+"""Of compiled code."""
 CAUSES: Mapping[str, str] = {
     "host": "the host was at something else",
     "synchronising": "behind a wait of the host for the device",
@@ -52,6 +55,7 @@ CAUSES: Mapping[str, str] = {
     "unknown": "not known",
 }
 """Why a device idled, in words; also columns of table `device_gaps`."""
+_COMPILE = "compile"
 _DEPENDENCY = list(CAUSES).index("dependency")
 OWN_PHASES = frozenset(("data", "checkpoint", "eval", "logging", "compile", "copy", "earlier"))
 """Phases that have lines of their own: nothing in them is divided."""
@@ -208,6 +212,10 @@ class _PartTable:
             time_ns = np.minimum(np.rint(rest * ratio).astype(np.int64), idle)
             self._add((EXPOSED, axis), rank, time_ns, off)
             idle, spread = idle - time_ns, max(spread, off)
+        first_ns = self._find_first_runs(rank, idle)
+        if first_ns.any():
+            self._add((FIRST_RUN, ""), rank, first_ns, spread)
+            idle = idle - first_ns
         weights = _sum_causes(steps)
         if self._timeline.communication is None:
             own_ns = float(np.median([one.idle_ns.get("dependency", 0) for one in steps]))
@@ -217,6 +225,19 @@ class _PartTable:
             if weights.sum() > weights[_DEPENDENCY]:
                 weights[_DEPENDENCY] = 0
         self._spread_idle(rank, idle, np.repeat(weights[None], self._shape[1], axis=0), spread)
+
+    def _find_first_runs(self, rank: int, idle_ns: Int64s) -> Int64s:
+        """What steps with a compilation idle longer than the others."""
+        timeline = self._timeline
+        has_compiled = np.zeros(len(idle_ns), dtype=np.bool_)
+        if _COMPILE in timeline.phases:
+            own = timeline.pieces.rank == timeline.ranks[rank]
+            own &= timeline.pieces.phase == timeline.phases.index(_COMPILE)
+            has_compiled[timeline.pieces.step[own]] = True
+        if has_compiled.all() or not has_compiled.any():
+            return np.zeros_like(idle_ns)
+        usual_ns = int(np.median(idle_ns[~has_compiled]))
+        return np.where(has_compiled, np.maximum(idle_ns - usual_ns, 0), 0)
 
     def _share_rest(
         self, rank: int, sampled: Sampled, rest_ns: float
@@ -243,7 +264,7 @@ class _PartTable:
         return {axis: (ratio / max(total, 1.0), off) for axis, (ratio, off) in found.items()}
 
     def make(self, is_divided: Bools) -> DeviceParts:
-        order = [COMPUTE, COPY, EXPOSED, *CAUSES, SPAN, BETWEEN]
+        order = [COMPUTE, COPY, EXPOSED, FIRST_RUN, *CAUSES, SPAN, BETWEEN]
         parts = sorted(self._time_ns, key=lambda part: (order.index(part[0]), part[1]))
         return DeviceParts(
             ranks=self._timeline.ranks,

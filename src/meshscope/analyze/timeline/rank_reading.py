@@ -54,8 +54,11 @@ def read_rank(recording: Recording, steps: StepTimes, book: PhaseBook) -> RankRe
     )
 
 
-def apply_device_times(table: StepTable, readings: Sequence[RankReading]) -> tuple[StepTable, int]:
-    """Replaces host times by device times on ranks with marks; also counts the steps without marks.
+def apply_device_times(
+    table: StepTable, readings: Sequence[RankReading]
+) -> tuple[StepTable, Bools]:
+    """Replaces host times by device times on ranks with marks; also which steps have marks: others
+    are left out.
 
     On a device a step ends with the last of its phases on the stream, and its period begins where
     that of the step before ended. If the step before has no marks, the period is taken to be as
@@ -72,9 +75,7 @@ def apply_device_times(table: StepTable, readings: Sequence[RankReading]) -> tup
         is_marked &= found[3][row]
         before[index], start[index], end[index] = (moments[row] for moments in found[:3])
     placed = StepTable(steps=table.steps, before_ns=before, start_ns=start, end_ns=end)
-    if is_marked.all():
-        return placed, 0
-    return placed.select(is_marked), int(np.count_nonzero(~is_marked))
+    return (placed if is_marked.all() else placed.select(is_marked)), is_marked
 
 
 def _find_device_steps(

@@ -6,6 +6,8 @@ many of each as make up its length, which is known exactly, because windows bord
 steps of both windows take equally long, it is half of each. Of a window, the half that is nearer
 stands for what is beyond its border: something may have changed in the middle.
 
+Where all steps were read, those that a timeline has stand for those of their kind (`step_kinds`).
+
 Wrong for what began and ended between two windows: its time counts, but as that of its neighbours.
 """
 
@@ -21,8 +23,10 @@ _MIN_DIFFERENCE = 4.0
 
 def weigh_steps(timeline: Timeline) -> Floats:
     """[step]: 1 where all steps of the run were looked at."""
+    if not timeline.num_left_out:
+        return timeline.kinds.weigh()
     weight = np.ones(len(timeline.steps))
-    if not timeline.num_left_out or len(weight) < 2:
+    if len(weight) < 2:
         return weight
     border = np.append(np.flatnonzero(timeline.starts_window), len(weight))
     half = np.maximum(np.diff(border) // 2, 1)
@@ -46,6 +50,25 @@ def measure_between(timeline: Timeline) -> Int64s:
     """[rank, border]: time between each two windows."""
     first = np.flatnonzero(timeline.starts_window)[1:]
     return timeline.period_start_ns[:, first] - timeline.period_end_ns[:, first - 1]
+
+
+def measure_missing(timeline: Timeline) -> Int64s:
+    """[rank]: how long the steps take that were read and are not in the timeline. Exact between two
+    of its steps with no other between them than undisturbed ones."""
+    kinds = timeline.kinds
+    period_ns = timeline.period_end_ns - timeline.period_start_ns
+    predicted_ns = kinds.predict(period_ns)
+    predicted_ns[:, kinds.place] = 0
+    gap_ns = timeline.period_start_ns[:, 1:] - timeline.period_end_ns[:, :-1]
+    num_between = np.diff(kinds.place) - 1
+    disturbed = np.append(0, np.cumsum(kinds.is_disturbed))[kinds.place]
+    is_known = (np.diff(timeline.steps) - 1 == num_between) & (np.diff(disturbed) == 0)
+    if not len(gap_ns[0]):
+        return np.zeros(len(gap_ns), dtype=np.int64)
+    estimated_ns = np.add.reduceat(predicted_ns, kinds.place, axis=1)[:, :-1]
+    found = np.where(is_known, gap_ns, np.where(num_between > 0, estimated_ns, 0))
+    missing_ns: Int64s = np.rint(found.sum(axis=1)).astype(np.int64)
+    return missing_ns
 
 
 def _measure_levels(period_ns: Floats, first: Int64s, ends: Int64s) -> tuple[Floats, Floats]:

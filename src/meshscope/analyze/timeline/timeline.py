@@ -38,6 +38,7 @@ from meshscope.analyze.timeline.rank_reading import (
     make_track,
     read_rank,
 )
+from meshscope.analyze.timeline.step_kinds import StepKinds, sort_steps
 from meshscope.analyze.timeline.timeline_holds import find_holds
 from meshscope.analyze.timeline.timeline_steps import KeptSteps, StepTable, keep_steps
 from meshscope.core.layout import Layout
@@ -76,6 +77,8 @@ class Timeline:
     """Steady steps left out because a rank that has device marks has none for them."""
     num_incomplete: int
     """Steady steps left out because some of a rank's records of them are lost."""
+    kinds: StepKinds
+    """What the kept steps stand for among all that were read."""
     period_start_ns: Int64s
     """[rank index, step index]: the end of the step before, on the reference clock."""
     period_end_ns: Int64s
@@ -117,7 +120,7 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
     complete = _leave_out_incomplete(kept)
     if not len(complete.steps):
         raise Missing("records of every step are lost: what ranks did is not known")
-    table, num_unmarked = apply_device_times(complete, readings)
+    table, is_marked = apply_device_times(complete, readings)
     if not len(table.steps):
         raise Missing("no step has device marks on all ranks that were marked at all")
     tracks, actions = _make_tracks(kept.attempt, readings, table, book, job)
@@ -131,8 +134,9 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
         num_left_out=kept.num_left_out,
         num_profiled=kept.num_profiled,
         num_unwatched=len(kept.unwatched),
-        num_unmarked=num_unmarked,
+        num_unmarked=int(np.count_nonzero(~is_marked)),
         num_incomplete=len(kept.table.steps) - len(complete.steps),
+        kinds=sort_steps(kept.finished, table.steps, kept.is_profiled, readings, book),
         period_start_ns=period_start,
         period_end_ns=period_end,
         step_start_ns=np.array([track.step_start_ns for track in tracks]),

@@ -58,6 +58,10 @@ class KeptSteps:
     ranks: tuple[int, ...]
     """Ranks that finished a step."""
     table: StepTable
+    finished: StepTable
+    """With steps that are not kept although every rank finished them."""
+    is_profiled: Bools
+    """Per finished step: a trace window disturbed it."""
     by_rank: tuple[StepTimes, ...]
     """Per rank: all steps that were read, in order of time, on its own clock."""
     num_left_out: int
@@ -208,6 +212,7 @@ def _make(
         kept = kept[np.isin(kept, own.step) & ~np.isin(kept, aborted)]
     if not len(kept):
         return Unavailable("no step was finished by every rank")
+    finished = _tabulate(times, kept)
     is_profiled = mark_profiled(kept, disturbing_windows(attempt))
     num_profiled = int(np.count_nonzero(is_profiled))
     kept = kept[~is_profiled]
@@ -217,21 +222,26 @@ def _make(
     unwatched, kept = kept[is_unwatched], kept[~is_unwatched]
     if not len(kept):
         return Unavailable(f"communication was recorded in none of {len(unwatched)} steps")
-    moments = [_find_moments(own, kept) for own, _, _ in times]
-    table = StepTable(
-        steps=kept,
-        before_ns=np.array([found[0] for found in moments]),
-        start_ns=np.array([found[1] for found in moments]),
-        end_ns=np.array([found[2] for found in moments]),
-    )
     return KeptSteps(
         attempt=attempt,
         ranks=tuple(recording.rank for recording in recordings),
-        table=table,
+        table=finished.select(np.isin(finished.steps, kept)),
+        finished=finished,
+        is_profiled=is_profiled,
         by_rank=tuple(own for own, _, _ in times),
         num_left_out=max(num_steady - num_profiled - len(unwatched) - len(kept), 0),
         num_profiled=num_profiled,
         unwatched=unwatched,
+    )
+
+
+def _tabulate(times: list[_Times], kept: Int64s) -> StepTable:
+    moments = [_find_moments(own, kept) for own, _, _ in times]
+    return StepTable(
+        steps=kept,
+        before_ns=np.array([found[0] for found in moments]),
+        start_ns=np.array([found[1] for found in moments]),
+        end_ns=np.array([found[2] for found in moments]),
     )
 
 

@@ -48,6 +48,9 @@ class BudgetFacts:
     num_left_out: int
     """Steady steps not looked at, to stay within memory. Their wall clock counts, exactly; their
     lines are those of the steps around them."""
+    num_stood_for: int
+    """Steps that were read and lack marks on the device, records of communication, or were
+    profiled. They count too, by the steps of their kind."""
     num_summed_steps: int
     """Steps whose communication is brought to the exact sums of what was thinned."""
     mean_wall_ns: float
@@ -71,6 +74,7 @@ def describe_budget(budget: Budget, num_left_out: int) -> BudgetFacts:
     return BudgetFacts(
         num_steps=len(budget.steps),
         num_left_out=num_left_out,
+        num_stood_for=0 if num_left_out else budget.run.num_steps - len(budget.steps),
         num_summed_steps=budget.run.num_summed_steps,
         mean_wall_ns=budget.mean_wall_ns,
         lines=tuple(

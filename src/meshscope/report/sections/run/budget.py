@@ -32,7 +32,11 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
         return Section(key="budget", title="Budget", parts=(line,))
     left_out = f", {form.count(budget.num_left_out)} not looked at" if budget.num_left_out else ""
     basis = _describe_basis(budget)
-    note = f"mean of a rank's step, gap before it included; {form.plural(budget.num_steps, 'step')}"
+    looked_at = form.plural(budget.num_steps, "step")
+    if budget.num_stood_for:
+        num_steps = budget.num_steps + budget.num_stood_for
+        looked_at = f"{form.count(budget.num_steps)} of {form.plural(num_steps, 'step')}"
+    note = f"mean of a rank's step, gap before it included; {looked_at}"
     parts: list[Part] = [_make_table(budget)]
     parts += [
         Line(f"{line.name} is not split: {form.clean_text(line.note)}", Tone.QUIET)
@@ -52,6 +56,11 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
 
 def _describe_basis(budget: BudgetFacts) -> str:
     """What the lines rest on where not all steps were looked at."""
+    if budget.num_stood_for:
+        return (
+            "The wall clock is that of all steps; lines are those of the steps recorded in full, "
+            "counted by kind: with a checkpoint, an evaluation, or neither."
+        )
     if not budget.num_left_out:
         return ""
     text = "The wall clock is that of all steps; lines are those of the steps looked at"
