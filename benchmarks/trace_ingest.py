@@ -24,7 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 OURS = """
 import json, resource, sys
@@ -173,8 +175,13 @@ def run_command(*arguments: object, cores: int | None = None) -> dict:
     command = [sys.executable, "-m", "meshscope", "trace", *(str(one) for one in arguments)]
     if cores is not None:
         command = ["taskset", "-c", f"0-{cores - 1}", *command]
+    return run_whole(command)
+
+
+def run_whole(command: Sequence[str], **settings: Any) -> dict:
+    """A command from outside."""
     begin = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, **settings) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -184,6 +191,21 @@ def run_command(*arguments: object, cores: int | None = None) -> dict:
         "wall_s": time.monotonic() - begin,
         "peak_bytes": used.ru_maxrss * 1024,
     }
+
+
+def measure_reports(options: argparse.Namespace, path: Path) -> dict:
+    """The whole commands of both: TraceLens's report on a trace, tables as files, as its own
+    documentation starts it, and ours."""
+    command = [options.peers, "-m", "TraceLens.Reporting.generate_perf_report_pytorch"]
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--profile_json_path", str(path), "--output_csvs_dir", folder]
+        environment = {**os.environ, "PYTHONPATH": options.tracelens, "OMP_NUM_THREADS": "1"}
+        theirs = run_whole(command, env=environment, stderr=subprocess.DEVNULL)
+        theirs["num_tables"] = len(list(Path(folder).rglob("*.csv")))
+    ours = [run_command(path, "--no-cache") for _ in range(3)]
+    ratio = theirs["cpu_s"] / statistics.median(run["cpu_s"] for run in ours)
+    size = path.stat().st_size
+    return {"bytes": size, "tracelens": theirs, "meshscope": ours, "cpu_ratio": ratio}
 
 
 def measure_command(path: Path) -> dict:
@@ -293,6 +315,7 @@ def main() -> None:
     parser.add_argument("--peers", help="a Python that has them, or `make`")
     parser.add_argument("--tracelens")
     parser.add_argument("--size-gb", type=float, default=1.0)
+    parser.add_argument("--report-gb", type=float, default=0.25, help="for TraceLens's report")
     parser.add_argument("--large", type=Path, help="the large trace, made there once")
     parser.add_argument("--num-files", type=int, default=64, help="of a tenth of the size")
     parser.add_argument("--num-tiny", type=int, default=3000)
@@ -317,6 +340,11 @@ def main() -> None:
         print(json.dumps(result["large"], indent=1))
         result["command"] = measure_command(large)
         print(json.dumps(result["command"], indent=1))
+        if options.peers and options.tracelens:
+            reported = Path(folder) / "reported.json"
+            write_large(source, reported, int(options.report_gb * 1e9))
+            result["reports"] = measure_reports(options, reported)
+            print(json.dumps(result["reports"], indent=1))
         small = Path(folder) / "small.json"
         write_large(source, small, int(options.size_gb * 1e8))
         result["flatness"] = measure_flatness(small)

@@ -121,7 +121,12 @@ def test_kernels_are_united_by_what_they_are() -> None:
 
 def test_a_window_that_slows_the_host_makes_the_truth_a_range() -> None:
     kernels = {"compute": 4.0, "exposed": 1.0, "copies_alone": 0.0, "wall": 10.0}
-    truth = {"kernels_ms": [kernels], "plain_ms": [8.0], "phases_ms": {"eval": [2.0]}}
+    truth = {
+        "kernels_ms": [kernels],
+        "plain_ms": [8.0],
+        "phases_ms": {"eval": [2.0]},
+        "recorded_ms": [10.0],
+    }
     assert nccl_truth.find_ranges(truth, 0) == {
         "compute": (pytest.approx(4 / 12), 0.4),
         "exposed": (pytest.approx(1 / 12), 0.1),
@@ -129,6 +134,9 @@ def test_a_window_that_slows_the_host_makes_the_truth_a_range() -> None:
         "idle": (0.3, pytest.approx(5 / 12)),
         "eval": (pytest.approx(2 / 12), 0.2),
     }
+    # Twice as slow when it was recorded.
+    slower = nccl_truth.find_ranges(truth | {"recorded_ms": [12.0]}, 0)
+    assert slower["eval"] == (pytest.approx(4 / 14), pytest.approx(4 / 12))
 
 
 @pytest.mark.parametrize(
