@@ -174,7 +174,8 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
         shuffle.shuffle(order)
         for way in order:
             folder = place.folder / name / f"{turn}-{way}"
-            blocks.append(run_block(training, turn, way, folder, options.steps))
+            num_settled = options.settle[turn % len(options.settle)]
+            blocks.append(run_block(training, turn, way, folder, num_settled, options.steps))
 
     turn = 0
     # Rank 0's clock counts.
@@ -212,14 +213,16 @@ def run_long_blocks(training: Training, folder: Path, options: argparse.Namespac
         ways = ["bare", "recorded", "unsampled"]
         for way in ways[turn % 3 :] + ways[: turn % 3]:
             path = folder / f"long{turn}-{way}"
-            blocks.append(run_block(training, turn, way, path, LONG_STEPS))
+            blocks.append(run_block(training, turn, way, path, SETTLE_STEPS[turn % 2], LONG_STEPS))
     return blocks
 
 
-def run_block(training: Training, turn: int, way: str, folder: Path, num_steps: int) -> Block:
+def run_block(
+    training: Training, turn: int, way: str, folder: Path, num_settled: int, num_steps: int
+) -> Block:
+    """`num_settled` steps pass unmeasured, then `num_steps` are timed."""
     entered = time.perf_counter()
     is_traced = way == "torch.profiler"
-    num_settled = SETTLE_STEPS[turn % 2]
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
         for _ in range(num_settled):
             step()
@@ -394,6 +397,13 @@ def main() -> None:
         "--ways", nargs="+", default=(), choices=list(WAYS), help="more ways, in some rounds"
     )
     parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument(
+        "--settle",
+        type=int,
+        nargs="+",
+        default=SETTLE_STEPS,
+        help="steps before a block, in turns; more of them measure a recording that is older",
+    )
     parser.add_argument("--traces", type=int, default=2, help="windows of kernels each way")
     parser.add_argument("--warmup-steps", type=int, default=8, help="before the first block")
     parser.add_argument(

@@ -78,7 +78,7 @@ def test_blocks_take_turns_and_are_summarized(place: Place) -> None:
     options = Namespace(
         rounds=4,
         steps=1,
-        settle_steps=1,
+        settle=(1,),
         warmup_steps=1,
         long_rounds=0,
         seconds=600,
