@@ -77,6 +77,20 @@ def test_steps_of_the_timeline_by_keys(slow):
     assert "z" not in fragment_of(slow)
 
 
+def test_keys_act_in_the_frame_in_which_the_help_closes(slow):
+    slow.keyboard.press("?")
+    slow.wait_for_selector("dialog[open]")
+    focused = slow.evaluate(
+        """() => {
+          document.querySelector("dialog[open]").close();
+          const key = new KeyboardEvent("keydown", { key: "/", bubbles: true });
+          document.activeElement.dispatchEvent(key);
+          return document.activeElement.id;
+        }"""
+    )
+    assert focused == "rank-filter"
+
+
 def test_metric_order_theme_and_help_by_keys(slow):
     slow.keyboard.press("m")
     assert fragment_of(slow)["m"] != "excess"

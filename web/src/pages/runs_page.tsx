@@ -77,7 +77,7 @@ export function RunsPage() {
     const act = (event: KeyboardEvent): void => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const target = event.target as HTMLElement | null;
-      if (target?.closest("dialog")) return;
+      if (target?.closest("dialog[open]")) return;
       if (target instanceof HTMLInputElement && target.type === "search") {
         if (event.key === "Escape") target.blur();
         return;
