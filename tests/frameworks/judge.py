@@ -81,7 +81,8 @@ def _open(run: Path) -> Any:
 
 def _judge_output(bare: Outcome, recorded: Outcome) -> Cell:
     if bare.return_code != recorded.return_code:
-        return _bad(f"rc {bare.return_code} → {recorded.return_code}: {recorded.errors[-300:]}")
+        said = bare.errors if bare.return_code else recorded.errors
+        return _bad(f"rc {bare.return_code} → {recorded.return_code}: {said[-2000:]}")
     if bare.return_code:
         return _bad(f"rc {bare.return_code} also without us: {bare.errors[-300:]}")
     if bare.output != recorded.output:
