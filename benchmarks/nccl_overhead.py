@@ -174,8 +174,7 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
         shuffle.shuffle(order)
         for way in order:
             folder = place.folder / name / f"{turn}-{way}"
-            num_settled = options.settle[turn % len(options.settle)]
-            blocks.append(run_block(training, turn, way, folder, num_settled, options.steps))
+            blocks.append(run_block(training, turn, way, folder, options.settle, options.steps))
 
     turn = 0
     # Rank 0's clock counts.
@@ -213,16 +212,16 @@ def run_long_blocks(training: Training, folder: Path, options: argparse.Namespac
         ways = ["bare", "recorded", "unsampled"]
         for way in ways[turn % 3 :] + ways[: turn % 3]:
             path = folder / f"long{turn}-{way}"
-            blocks.append(run_block(training, turn, way, path, SETTLE_STEPS[turn % 2], LONG_STEPS))
+            blocks.append(run_block(training, turn, way, path, options.settle, LONG_STEPS))
     return blocks
 
 
 def run_block(
-    training: Training, turn: int, way: str, folder: Path, num_settled: int, num_steps: int
+    training: Training, turn: int, way: str, folder: Path, settle: Sequence[int], num_steps: int
 ) -> Block:
-    """`num_settled` steps pass unmeasured, then `num_steps` are timed."""
     entered = time.perf_counter()
     is_traced = way == "torch.profiler"
+    num_settled = settle[turn % len(settle)]
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
         for _ in range(num_settled):
             step()

@@ -7,7 +7,8 @@ communication, copies, idle time and number of kernels; steps and their lengths;
 exposed communication in steps, each as `tests/trace_oracle.py` computes it from the raw JSON.
 Equal means equal to the nanosecond, for means of the report to the nearest one. Also what share of
 device time the roofline covers. Prints a row for each trace and what differs. Traces that the
-output has already are not read again.
+output has already are not read again, or with `--again` those that are at hand: the rows of others
+stay, marked as of older code.
 """
 
 import argparse
@@ -35,22 +36,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--again", action="store_true", help="forget what --output has")
+    parser.add_argument("--again", action="store_true", help="read what --output has, too")
     options = parser.parse_args()
-    rows = []
-    if options.output and options.output.exists() and not options.again:
+    kept: dict[str, dict[str, Any]] = {}
+    if options.output and options.output.exists():
         rows = json.loads(options.output.read_text(encoding="utf-8"))["traces"]
-    known = {row["trace"] for row in rows}
+        kept = {row["trace"]: row for row in rows}
+    if options.again:
+        kept = {name: {**row, "is_of_older_code": True} for name, row in kept.items()}
     for folder in options.folders:
         for path in find_traces([folder]):
             name = f"{folder.name}/{path.relative_to(folder) if folder.is_dir() else path.name}"
-            if name in known:
+            if name in kept and not kept[name].get("is_of_older_code"):
                 continue
             row = compare(path)
-            rows.append({"trace": name, **row})
+            kept[name] = {"trace": name, **row}
             print(f"{name}: {row.get('refused') or row['differences'] or 'equal'}")
+    rows = list(kept.values())
     looked_at = [row for row in rows if "refused" not in row]
     with_steps = [row for row in looked_at if row["num_steps"]]
+    of_this_code = [row for row in looked_at if not row.get("is_of_older_code")]
     result = {
         "num_files": len(rows),
         "num_refused": len(rows) - len(looked_at),
@@ -58,6 +63,9 @@ def main() -> int:
         "num_with_steps": len(with_steps),
         "num_equal": sum(not row["differences"] for row in looked_at),
         "num_numbers_compared": sum(row["num_compared"] for row in looked_at),
+        "num_of_this_code": len(of_this_code),
+        "num_equal_of_this_code": sum(not row["differences"] for row in of_this_code),
+        "num_numbers_of_this_code": sum(row["num_compared"] for row in of_this_code),
         "traces": rows,
     }
     print({key: value for key, value in result.items() if key != "traces"})

@@ -24,8 +24,8 @@ const ORDERS = ["mesh", "worst", "host", "rank"];
 export function followKeys(): void {
   addEventListener("keydown", (event) => {
     const target = event.target as HTMLElement | null;
-    // A dialog that was just closed keeps the focus until the next frame.
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    // A dialog that was just closed keeps the focus until the next frame.
     if (target && (["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName) || target.isContentEditable || target.closest("dialog[open]"))) return;
     if (event.key === "Enter" && target && ["BUTTON", "SUMMARY", "A"].includes(target.tagName)) return;
     if (act(event.key)) event.preventDefault();
