@@ -132,10 +132,10 @@ WAYS = {
 }
 
 
-def list_ways(turn: int, others: Sequence[str]) -> list[str]:
+def list_ways(turn: int, others: Sequence[str], period: int) -> list[str]:
     """What is for comparison in some rounds only."""
     ways = ["bare", "recorded"]
-    if turn % 3 == 2:
+    if turn % period == period - 1:
         ways += others
     if turn % 6 == 1 and importlib.util.find_spec("pytscope") is not None:
         ways.append("pytscope")
@@ -159,6 +159,10 @@ class Block:
     """What the host took for each of them."""
     seconds: float
     """With what came before and after its steps."""
+    main_ms: float
+    """CPU time of the thread that runs the steps, a step."""
+    process_ms: float
+    """CPU time of all threads, a step; those that wait for a device or for NCCL may spin."""
 
 
 def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
     turn = 0
     # Rank 0's clock counts.
     while turn < options.rounds and place.gather(time.perf_counter() - begin)[0] < options.seconds:
-        run_round(turn, list_ways(turn, options.ways))
+        run_round(turn, list_ways(turn, options.ways, options.ways_period))
         turn += 1
     for number in range(options.profiled_rounds):
         run_round(turn + number, ["bare", "torch.profiler"])
@@ -226,11 +230,13 @@ def run_block(
         for _ in range(num_settled):
             step()
         training.place.meet()
+        main, process = time.thread_time(), time.process_time()
         moments = [time.perf_counter()]
         with WAYS[way](training, folder) if is_traced else nullcontext(step) as timed_step:
             for _ in range(num_steps):
                 timed_step()
                 moments.append(time.perf_counter())
+            main, process = time.thread_time() - main, time.process_time() - process
             training.place.synchronize()
         seconds = time.perf_counter() - moments[0]
     return Block(
@@ -240,16 +246,20 @@ def run_block(
         ms=round(1e3 * seconds / num_steps, 4),
         step_ms=[round(1e3 * (b - a), 2) for a, b in pairwise(moments)],
         seconds=round(time.perf_counter() - entered, 3),
+        main_ms=round(1e3 * main / num_steps, 3),
+        process_ms=round(1e3 * process / num_steps, 3),
     )
 
 
 def gather_blocks(place: Place, blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    by_rank = place.gather([block.ms for block in blocks])
+    by_rank = place.gather([(block.ms, block.main_ms, block.process_ms) for block in blocks])
     return [
         {
             "round": block.turn,
             "way": block.way,
-            "rank_ms": [one[index] for one in by_rank],
+            "rank_ms": [one[index][0] for one in by_rank],
+            "main_ms": [one[index][1] for one in by_rank],
+            "process_ms": [one[index][2] for one in by_rank],
             "first_step": block.first_step,
             "step_ms": block.step_ms,
             "seconds": block.seconds,
@@ -267,6 +277,8 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
         "ways": summarize_blocks(result["blocks"]),
         "long": summarize_blocks(result["long_blocks"]),
         "by_step_ms": summarize_steps(result["blocks"]),
+        "main_cpu_ms": summarize_cpu(result["blocks"], "main_ms"),
+        "process_cpu_ms": summarize_cpu(result["blocks"], "process_ms"),
         "kernels": summarize_kernels(result["kernels_ms"]),
     }
 
@@ -283,20 +295,34 @@ def summarize_blocks(blocks: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
 
 def summarize_steps(blocks: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """By way and number of a recording's step: the median of what rank 0's host takes longer than
-    in the median step without a recorder."""
+    in the bare step at the same place, for the first steps of a block run ahead of the device."""
     steps: dict[str, dict[int, list[float]]] = {}
     for block in blocks:
         of_way = steps.setdefault(block["way"], {})
         for number, ms in enumerate(block["step_ms"], block["first_step"]):
             of_way.setdefault(number, []).append(ms)
-    bare = statistics.median(ms for values in steps.pop("bare").values() for ms in values)
+    bare = {number: statistics.median(values) for number, values in steps.pop("bare").items()}
     return {
         way: {
-            str(number): round(statistics.median(values) - bare, 3)
+            str(number): round(statistics.median(values) - bare[number], 3)
             for number, values in sorted(of_way.items())
+            if number in bare
         }
         for way, of_way in steps.items()
         if way != "torch.profiler"
+    }
+
+
+def summarize_cpu(blocks: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
+    """By way: the median of the CPU time of a rank's step, less that of bare steps; milliseconds.
+    Empty for measurements from before it was kept."""
+    found: dict[str, list[float]] = {}
+    for block in blocks:
+        found.setdefault(block["way"], []).extend(block.get(key, ()))
+    medians = {way: statistics.median(values) for way, values in found.items() if values}
+    bare = medians.get("bare", 0.0)
+    return {
+        way: round(ms if way == "bare" else ms - bare, 3) for way, ms in medians.items()
     }
 
 
@@ -367,6 +393,9 @@ def show(name: str, result: dict[str, Any]) -> None:
     for way, by_step in result["summary"]["by_step_ms"].items():
         shown = " ".join(f"{number}:{ms:+.2f}" for number, ms in by_step.items())
         print(f"{name:13} {way:16} host, ms more by step: {shown}")
+    for key in ("main_cpu_ms", "process_cpu_ms"):
+        shown = "  ".join(f"{way} {ms:.2f}" for way, ms in result["summary"][key].items())
+        print(f"{name:13} {key}, others than bare: more than bare: {shown}")
     for way, found in result["summary"]["kernels"].items():
         shown = "  ".join(f"{key} {found[key]:.1f}" for key in SHOWN_KERNELS)
         print(f"{name:13} {way:16} kernels, ms a step: {shown}")
@@ -395,6 +424,7 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="+", default=(), choices=list(WAYS), help="more ways, in some rounds"
     )
+    parser.add_argument("--ways-period", type=int, default=3, help="rounds to the next with them")
     parser.add_argument("--steps", type=int, default=10, help="in a block")
     parser.add_argument(
         "--settle",
