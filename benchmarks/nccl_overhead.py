@@ -12,8 +12,10 @@ CUDA are slower from then on; after a program it is taken out. All ranks begin a
 empty devices, and it lasts until the last rank's device is empty. A recording lasts for one block,
 which begins at its 2nd or at its 10th step, in turns: together they show steps 2 to 19, one of
 which has its operations recorded where others have not. Bare blocks begin after as many steps.
-Kernel samples and the count of FLOPs come later and seldom (`--long-rounds` has them). The cost is
-the median over rounds of the ratio of the two blocks, with a bootstrap interval. What each step of
+The first 64 steps of a recording cost more than others, for a short run is to have enough marks:
+`--settle 64 --blocks 6` shows those that follow, six blocks a recording, until the third kernel
+sample at step 132. Kernel samples and the count of FLOPs come seldom (`--long-rounds` has them).
+The cost is the median of the ratios of the two blocks, with a bootstrap interval. What each step of
 a recording takes the host longer is shown by its number. Kernels of a few steps are traced each
 way: how much communication ran beside compute.
 
@@ -27,9 +29,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,23 +147,25 @@ def list_ways(turn: int, others: Sequence[str], period: int) -> list[str]:
 # --- on every rank ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Block:
     """Steps in a row on this rank."""
 
     turn: int
     way: str
+    index: int
+    """Among those of its recording."""
     first_step: int
     """Of the recording."""
-    ms: float
+    ms: float = 0.0
     """A step, until the device is empty."""
-    step_ms: list[float]
+    step_ms: list[float] = field(default_factory=list)
     """What the host took for each of them."""
-    seconds: float
+    seconds: float = 0.0
     """With what came before and after its steps."""
-    main_ms: float
+    main_ms: float = 0.0
     """CPU time of the thread that runs the steps, a step."""
-    process_ms: float
+    process_ms: float = 0.0
     """CPU time of all threads, a step; those that wait for a device or for NCCL may spin."""
 
 
@@ -178,7 +182,10 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
         shuffle.shuffle(order)
         for way in order:
             folder = place.folder / name / f"{turn}-{way}"
-            blocks.append(run_block(training, turn, way, folder, options.settle, options.steps))
+            num_settled = options.settle[turn % len(options.settle)]
+            blocks.extend(
+                run_blocks(training, turn, way, folder, num_settled, options.steps, options.blocks)
+            )
 
     turn = 0
     # Rank 0's clock counts.
@@ -216,39 +223,51 @@ def run_long_blocks(training: Training, folder: Path, options: argparse.Namespac
         ways = ["bare", "recorded", "unsampled"]
         for way in ways[turn % 3 :] + ways[: turn % 3]:
             path = folder / f"long{turn}-{way}"
-            blocks.append(run_block(training, turn, way, path, options.settle, LONG_STEPS))
+            blocks += run_blocks(training, turn, way, path, SETTLE_STEPS[0], LONG_STEPS, 1)
     return blocks
 
 
-def run_block(
-    training: Training, turn: int, way: str, folder: Path, settle: Sequence[int], num_steps: int
-) -> Block:
+def run_blocks(
+    training: Training,
+    turn: int,
+    way: str,
+    folder: Path,
+    num_settled: int,
+    num_steps: int,
+    num_blocks: int,
+) -> list[Block]:
+    """Blocks in a row, of one recording."""
     entered = time.perf_counter()
     is_traced = way == "torch.profiler"
-    num_settled = settle[turn % len(settle)]
+    blocks = []
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
         for _ in range(num_settled):
             step()
-        training.place.meet()
-        main, process = time.thread_time(), time.process_time()
-        moments = [time.perf_counter()]
-        with WAYS[way](training, folder) if is_traced else nullcontext(step) as timed_step:
-            for _ in range(num_steps):
-                timed_step()
-                moments.append(time.perf_counter())
-            main, process = time.thread_time() - main, time.process_time() - process
-            training.place.synchronize()
-        seconds = time.perf_counter() - moments[0]
-    return Block(
-        turn=turn,
-        way=way,
-        first_step=num_settled,
-        ms=round(1e3 * seconds / num_steps, 4),
-        step_ms=[round(1e3 * (b - a), 2) for a, b in pairwise(moments)],
-        seconds=round(time.perf_counter() - entered, 3),
-        main_ms=round(1e3 * main / num_steps, 3),
-        process_ms=round(1e3 * process / num_steps, 3),
-    )
+        for index in range(num_blocks):
+            first_step = num_settled + index * num_steps
+            block = Block(turn=turn, way=way, index=index, first_step=first_step)
+            with WAYS[way](training, folder) if is_traced else nullcontext(step) as timed_step:
+                time_block(block, training, timed_step, num_steps)
+            blocks.append(block)
+    for block in blocks:
+        block.seconds = round((time.perf_counter() - entered) / num_blocks, 3)
+    return blocks
+
+
+def time_block(block: Block, training: Training, step: Step, num_steps: int) -> None:
+    training.place.meet()
+    main, process = time.thread_time(), time.process_time()
+    moments = [time.perf_counter()]
+    for _ in range(num_steps):
+        step()
+        moments.append(time.perf_counter())
+    main, process = time.thread_time() - main, time.process_time() - process
+    training.place.synchronize()
+    seconds = time.perf_counter() - moments[0]
+    block.ms = round(1e3 * seconds / num_steps, 4)
+    block.step_ms = [round(1e3 * (b - a), 2) for a, b in pairwise(moments)]
+    block.main_ms = round(1e3 * main / num_steps, 3)
+    block.process_ms = round(1e3 * process / num_steps, 3)
 
 
 def gather_blocks(place: Place, blocks: Sequence[Block]) -> list[dict[str, Any]]:
@@ -256,6 +275,7 @@ def gather_blocks(place: Place, blocks: Sequence[Block]) -> list[dict[str, Any]]
     return [
         {
             "round": block.turn,
+            "index": block.index,
             "way": block.way,
             "rank_ms": [one[index][0] for one in by_rank],
             "main_ms": [one[index][1] for one in by_rank],
@@ -284,11 +304,18 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize_blocks(blocks: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    by_round: dict[int, dict[str, float]] = {}
+    by_round: dict[int, dict[tuple[str, int], float]] = {}
     for block in blocks:
-        by_round.setdefault(block["round"], {})[block["way"]] = max(block["rank_ms"])
+        in_round = by_round.setdefault(block["round"], {})
+        in_round[block["way"], block.get("index", 0)] = max(block["rank_ms"])
     return {
-        way: compare([(one["bare"], one[way]) for one in by_round.values() if way in one])
+        way: compare(
+            [
+                [(one["bare", index], ms) for (its, index), ms in one.items() if its == way]
+                for one in by_round.values()
+                if (way, 0) in one
+            ]
+        )
         for way in dict.fromkeys(block["way"] for block in blocks)
     }
 
@@ -321,26 +348,26 @@ def summarize_cpu(blocks: Sequence[dict[str, Any]], key: str) -> dict[str, float
         found.setdefault(block["way"], []).extend(block.get(key, ()))
     medians = {way: statistics.median(values) for way, values in found.items() if values}
     bare = medians.get("bare", 0.0)
-    return {
-        way: round(ms if way == "bare" else ms - bare, 3) for way, ms in medians.items()
-    }
+    return {way: round(ms if way == "bare" else ms - bare, 3) for way, ms in medians.items()}
 
 
-def compare(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Cost as a ratio of the bare block of the same round, and how blocks spread."""
-    ratios = [other / bare - 1 for bare, other in pairs]
+def compare(rounds: Sequence[Sequence[tuple[float, float]]]) -> dict[str, float]:
+    """Cost as a ratio of the bare block at the same place of the same round, and how blocks spread.
+    Rounds are drawn again, not blocks: those of one recording may have something in common."""
+    ratios = [[other / bare - 1 for bare, other in pairs] for pairs in rounds]
     draw = random.Random(0)
     medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLES)
+        statistics.median(chain.from_iterable(draw.choices(ratios, k=len(ratios))))
+        for _ in range(NUM_RESAMPLES)
     )
-    values = [other for _, other in pairs]
+    values = [other for pairs in rounds for _, other in pairs]
     middle = statistics.median(values)
     quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [middle] * 3
     return {
-        "num_blocks": len(pairs),
+        "num_blocks": len(values),
         "ms": round(middle, 4),
         "spread_ratio": round((quartiles[2] - quartiles[0]) / middle, 5),
-        "median_ratio": round(statistics.median(ratios), 6),
+        "median_ratio": round(statistics.median(chain.from_iterable(ratios)), 6),
         "low_ratio": round(medians[int(0.025 * NUM_RESAMPLES)], 6),
         "high_ratio": round(medians[int(0.975 * NUM_RESAMPLES) - 1], 6),
     }
@@ -426,6 +453,7 @@ def main() -> None:
     )
     parser.add_argument("--ways-period", type=int, default=3, help="rounds to the next with them")
     parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--blocks", type=int, default=1, help="in a row, of one recording")
     parser.add_argument(
         "--settle",
         type=int,
