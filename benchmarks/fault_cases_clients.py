@@ -244,8 +244,9 @@ def list_causes() -> list[Case]:
                  metrics, flat=False),
         fault("images nan_batch r1", IMAGES, nan,
               Delay(where="nan_batch", ranks=(1,), first=19, last=19), is_timed=False),
-        fault("images losses kept r0", IMAGES, leak, Delay(where="leak", ranks=(0,)),
-              is_timed=False),
+        # What is kept is computed after the step, 5.5 ms of a convolution: a second thing to say.
+        fault("images losses kept r0", IMAGES, (leak, at("between", 0)),
+              Delay(where="leak", ranks=(0,)), is_timed=False),
     ]  # fmt: skip
 
 
@@ -262,9 +263,12 @@ def list_stages() -> list[Case]:
                   Delay(where=where, ranks=ranks, ms=ms))
         )  # fmt: skip
     head = Truth(kind="uneven stages", codes=STAGE_CODES, ranks=(2,))
+    # The twin has no head: it says what removing that work saves (170 ms), not what balancing the
+    # stages does, so the case has no price.
+    uneven = replace(contrast("pp3 head of 6 ms", head, PP3, head=6.0), is_timed=False)
     return [
         *found,
-        contrast("pp3 head of 6 ms", head, PP3, head=6.0),
+        uneven,
         fault("pp3 saving r0", PP3, *one("saving", 0, 54)),
         fault("pp4 data r0", PP4, *one("data", 0, 56)),
         fault("woven between r2", WOVEN, *one("between", 2, 47)),
@@ -313,12 +317,16 @@ def list_healthy() -> list[Case]:
         told = replace(program, delays=delays, options={**program.options, **options})
         return healthy(f"clients near miss {name}", Client(program=told))
 
+    # Written as a near miss. With the model's own 22 ms it takes 29 in every 11th step, 4.6 % of a
+    # step, which is no small thing: what has to be said is that it evaluates.
+    evaluation = run("ddp4 short evaluation", DDP4,
+                     Delay(where="evaluation", ranks=(0,), ms=6, every=11))  # fmt: skip
     others = (0, 1, 2, 4, 5)
     return [
+        replace(evaluation, truth=at("evaluation", 0)),
         run("images profiled", IMAGES, profiled=True),
         run("ddp3 profiled", DDP3, profiled=True),
         run("ddp3 mixed buckets", DDP3, bucket_mb=0.004),
-        run("ddp4 short evaluation", DDP4, Delay(where="evaluation", ranks=(0,), ms=6, every=11)),
         run("ddp6 saves once", DDP6, Delay(where="saving", ranks=(0,), ms=30, first=20, last=20)),
         run("ddp8 r1 1 % slower", DDP8, Delay(where="forward", ranks=(1,), ms=0.5)),
         run("ddp6 fast r3 backward", DDP6, Delay(where="backward", ranks=others, ms=16)),

@@ -23,6 +23,9 @@ from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit
 
 UNNAMED_CODE = UnnamedLoss.code
+_PLACELESS_CODES = frozenset({"ST004"})
+"""Of ranks with more work, in no place and without a cause: the ledger's finding about the same
+ranks says where."""
 _MIN_OVERLAP_RATIO = 0.5
 """Of an entry's removed work that a finding's edit must remove to own it."""
 _MIN_SHARED_RATIO = 0.01
@@ -34,7 +37,13 @@ def settle_findings(findings: Sequence[Finding], context: Context) -> list[Findi
     ledger, timeline = known(context.ledger), known(context.study.timeline)
     if ledger is None or timeline is None:
         return list(findings)
-    named = [one for one in findings if one.code != UNNAMED_CODE]
+    unnamed = [one for one in findings if one.code == UNNAMED_CODE]
+    placed = {one.ranks for one in unnamed if one.ranks}
+    named = [
+        one
+        for one in findings
+        if one.code != UNNAMED_CODE and not (one.code in _PLACELESS_CODES and one.ranks in placed)
+    ]
     causes = [one for one in ledger.entries if one.loss is not None and one.loss.kind in CAUSES]
     owners = {
         id(entry): [i for i, one in enumerate(named) if _owns(timeline, one.edit, entry.edit)]
@@ -50,7 +59,6 @@ def settle_findings(findings: Sequence[Finding], context: Context) -> list[Findi
         one = _share_price(one, entries, ledger)
         priced.append(_add_beside(one, beside, ledger) if one.severity > Severity.LOW else one)
     free = [entry for entry in causes if not owners[id(entry)]]
-    unnamed = [one for one in findings if one.code == UNNAMED_CODE]
     left = [one for one in unnamed if any(_owns(timeline, one.edit, entry.edit) for entry in free)]
     return [*priced, *left]
 
@@ -116,12 +124,18 @@ def _owns(timeline: Timeline, edit: Edit | None, entry: Edit) -> bool:
 
 
 def _share_price(finding: Finding, entries: Sequence[Entry], ledger: Ledger) -> Finding:
-    """The share of the entries a finding owns, where that is not what removing them alone saves."""
+    """The share of the entries a finding owns, where that is not what removing them alone saves.
+
+    A finding may remove parts of other entries, too: what another loss hides is no less than what a
+    replay of the finding's own edit saves.
+    """
     share_ns = sum(entry.share_ns for entry in entries)
     alone_ns = sum(entry.alone_ns for entry in entries)
     least_ns = _MIN_SHARED_RATIO * ledger.replayed_ns
     is_unsure = finding.confidence.level is ConfidenceLevel.LOW
     if abs(share_ns - alone_ns) < least_ns or share_ns <= 0 or is_unsure:
+        return finding
+    if share_ns > alone_ns and finding.saved_ns >= share_ns:
         return finding
     gain = Estimate(
         saved_ns=share_ns,

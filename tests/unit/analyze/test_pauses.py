@@ -57,6 +57,14 @@ def test_two_long_steps_are_no_pattern_and_small_ones_no_pause():
     assert (found.ranks, found.cost_ns) == ((), 0.0)
 
 
+@pytest.mark.parametrize(("later", "ranks"), [((), ()), ((20, 33, 41), (0,))])
+def test_a_start_up_alone_is_no_pattern(later, ranks):
+    forward, backward = make_phases(6)
+    backward[:5] += np.array([65, 60, 42, 22, 15])[:, np.newaxis] * MS
+    forward[list(later), 0] += 60 * MS
+    assert tuple(one.rank for one in find(forward, backward).ranks) == ranks
+
+
 def test_ranks_with_another_name_are_left_out():
     forward, backward = make_phases(5)
     forward[::10, 1] += 50 * MS

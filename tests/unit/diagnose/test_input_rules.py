@@ -124,6 +124,19 @@ def test_first_stage_of_a_pipeline_loads_for_all(tmp_path: Path) -> None:
     assert _find(SlowLoader, context) == []
 
 
+@pytest.mark.parametrize(("data_ms", "ranks"), [(30.0, (0,)), (3.0, None)])
+def test_one_stage_of_a_pipeline_is_slow_to_fetch(
+    tmp_path: Path, data_ms: float, ranks: tuple[int, ...] | None
+) -> None:
+    """Every stage fetches; what the first one fetches more by plan is left alone."""
+    work: dict[int, dict[str, float]] = {
+        rank: {"data": 0.5 if rank else data_ms, "forward": 60 + rank} for rank in range(3)
+    }
+    context = Context(Study(make_dp_run(tmp_path, work, num_steps=20, layout=Layout(pp=3))))
+    assert [one.ranks for one in _find(SlowLoader, context)] == ([] if ranks is None else [ranks])
+    assert _find(InputBound, context) == []
+
+
 def test_few_steps_say_nothing(tmp_path: Path) -> None:
     context = Context(Study(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=6)))
     assert _find(SlowLoader, context) == []

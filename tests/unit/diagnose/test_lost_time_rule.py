@@ -73,6 +73,37 @@ def test_bursts_of_one_rank_are_told_with_their_number(tmp_path):
     assert found["LT001"].confidence.level is ConfidenceLevel.MEDIUM
 
 
+def test_what_comes_once_in_eight_steps_is_priced_as_that(tmp_path):
+    """40 steps from the first one on have it six times."""
+
+    def make(rank, step):
+        return train(rank, aside=("eval", 160 * MS) if rank == 2 and step % 8 == 1 else None)
+
+    found = above_low(make, tmp_path, num_steps=42)
+    assert found["LT001"].ranks == (2,)
+    assert found["LT001"].saved_ns == pytest.approx(160 * MS / 8, rel=0.02)
+    assert "once in 8 steps" in found["LT001"].gain.basis
+
+
+def test_a_rank_with_more_work_is_named_with_its_place(tmp_path):
+    """It recovers: no change at one step, and no effect that is the same in all of them. ST004 says
+    only that the rank has most in nearly all steps."""
+
+    def make(rank, step):
+        more = 75 * (1 - step / 41) if rank == 1 else 0
+        return [
+            work("forward", 22 * MS),
+            work("backward", int((22 + more) * MS)),
+            reduce(ALL[:3], 2 * MS),
+            work("optimizer", MS),
+        ]
+
+    ProgramRun(make, num_ranks=3, num_steps=41, layout=Layout(dp=3)).record(tmp_path)
+    findings = diagnose(context_of(tmp_path)).findings
+    (one,) = [one for one in findings if one.severity > Severity.LOW]
+    assert (one.code, one.title) == ("LT001", "rank 1 takes longer in backward")
+
+
 def test_bursts_in_which_ranks_take_turns_blame_nobody(tmp_path):
     found = above_low(make_bursts(lambda step: (step % 4,)), tmp_path, num_steps=49)
     assert "LT001" not in found

@@ -26,7 +26,7 @@ _PAUSE_DEVIATIONS = 8.0
 _MAX_STEPS_RATIO = 0.34
 """The most paused steps of a rank; with more it is slow or uneven."""
 _MIN_PAUSES = 3
-"""Fewest pauses of a rank that are a pattern."""
+"""Fewest pauses of a rank after its start-up that are a pattern."""
 _AROUND_STEPS_RATIO = 0.9
 """Least share of steps with a long rank if uneven work goes around."""
 _AROUND_RANKS = 1.2
@@ -75,8 +75,9 @@ def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pau
     limit = np.maximum(_PAUSE_RATIO * work.step_ns, _PAUSE_DEVIATIONS * deviation)
     is_pause = excess > limit
     counts = is_pause.sum(axis=0)
+    num_later = counts - np.logical_and.accumulate(is_pause, axis=0).sum(axis=0)
     named = np.array([rank in without for rank in work.ranks])
-    is_sporadic = (counts >= _MIN_PAUSES) & (counts <= _MAX_STEPS_RATIO * len(excess)) & ~named
+    is_sporadic = (num_later >= _MIN_PAUSES) & (counts <= _MAX_STEPS_RATIO * len(excess)) & ~named
     if _goes_around(is_pause & is_sporadic):
         is_sporadic = np.zeros_like(is_sporadic)
     kept = np.where(is_pause & is_sporadic, excess, 0.0)

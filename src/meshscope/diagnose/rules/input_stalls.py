@@ -69,6 +69,8 @@ class InputStalls:
     p_value: Floats
     """That it waits longer than its peers by chance, corrected for all ranks; 1 without peers."""
     step_ns: float
+    are_stages: bool = False
+    """No rank has peers: all that fetch were compared."""
 
     @property
     def excess_ns(self) -> Floats:
@@ -98,7 +100,10 @@ def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
     mean = times.mean(axis=1)
     common, chance = mean.copy(), np.ones(len(mean))
     is_compared = mean > 0 if is_named else np.ones(len(mean), dtype=np.bool_)
-    for own in _group_waiting(work, timeline, is_compared):
+    groups = _group_waiting(work, timeline, is_compared)
+    everyone = np.flatnonzero(is_compared).tolist()
+    are_stages = is_named and not groups and len(everyone) > 1
+    for own in [everyone] if are_stages else groups:
         common[own] = np.quantile(mean[own], 0.25, method="lower")
         chance[own] = _test_ranks(times[own], len(mean))
     return InputStalls(
@@ -110,6 +115,7 @@ def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
         common_ns=common,
         p_value=chance,
         step_ns=float(work.period_ns.mean()),
+        are_stages=are_stages,
     )
 
 
@@ -186,7 +192,9 @@ def _least_ns(context: Context, stalls: InputStalls, threshold: Threshold) -> fl
 
 
 def _find_slow(context: Context, stalls: InputStalls) -> Bools:
-    is_long = stalls.excess_ns >= _least_ns(context, stalls, MIN_EXCESS_RATIO)
+    # A first stage may have more to fetch than the others by plan: that must be a stall by itself.
+    least = MIN_STALL_RATIO if stalls.are_stages else MIN_EXCESS_RATIO
+    is_long = stalls.excess_ns >= _least_ns(context, stalls, least)
     return np.asarray(is_long & (stalls.p_value < SIGNIFICANCE_RATIO))
 
 
@@ -204,7 +212,8 @@ class SlowLoader(Rule):
 
     What it finds: ranks that spend more time in the phase `data` than their peers (ranks that share
     all coordinates except dp, cp and ep; where these are few, the ranks of their tp groups as well;
-    only those that fetch any), by `input_min_excess_ratio` of the step or more.
+    where no rank has such peers, all ranks; only those that fetch any), by `input_min_excess_ratio`
+    of the step or more, between stages of a pipeline by `input_min_stall_ratio`.
 
     Why it matters: the slowest loader sets the pace of all ranks.
 
@@ -223,7 +232,7 @@ class SlowLoader(Rule):
 
     code = "IN001"
     name = "slow-loader"
-    thresholds = (MIN_EXCESS_RATIO,)
+    thresholds = (MIN_EXCESS_RATIO, MIN_STALL_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all slow ranks together."""

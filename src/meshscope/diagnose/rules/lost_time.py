@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshscope.analyze.rank.stacks import NO_LINES, SampledLines, StackSamples
 from meshscope.core.unavailable import need
 from meshscope.core.verdict.severity import Severity, grade
@@ -18,7 +20,7 @@ from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.ledger.ledger import Entry, Ledger
 from meshscope.simulate.ledger.losses import Loss, LossKind
 from meshscope.simulate.ledger.peer_cells import BETWEEN_STEPS, Place
-from meshscope.store.read.arrays import Bools
+from meshscope.store.read.arrays import Bools, Int64s
 
 _ASIDES = frozenset(("logging", "checkpoint"))
 """Phases that a step could do without. Forwards without gradients in every step (`eval`) are part
@@ -65,11 +67,12 @@ class UnnamedLoss(Rule):
     one is removed, and much together.
 
     How it is measured: the ledger of lost time (docs/simulate.md): each loss gets its share of what
-    a replay without all of them saves. A rank stands out if its mean excess over the median of
-    its peers is `lost_time_min_errors` standard errors or more, or if nearly all long steps in a
-    place are its own (now and then, or in bursts), `lost_time_min_pauses` of them or more. The
-    runner drops the finding where
-    another one removes the same work.
+    a replay without all of them saves. What comes exactly once in n steps is priced as that, not by
+    how many of the steps that were looked at happen to have it. A rank stands out if its mean
+    excess over the median of its peers is `lost_time_min_errors` standard errors or more, or if
+    nearly all long steps in a place are its own (now and then, or in bursts),
+    `lost_time_min_pauses` of them or more. The runner drops the finding where another one removes
+    the same work.
 
     What to change: look at what these ranks do there; a stack sampled in that place names the line.
 
@@ -143,6 +146,10 @@ def _is_usual(loss: Loss) -> bool:
     return 2 * int((loss.step_ns > 0).sum()) > len(loss.step_ns)
 
 
+_MIN_REGULAR_PAUSES = 4
+"""From which on equal distances are no chance."""
+_MIN_REGULAR_RATIO = 0.9
+"""Of all that is lost, in these steps."""
 _BLAMED = frozenset((LossKind.SLOWER, LossKind.LONGER_STAGE))
 
 
@@ -172,9 +179,11 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
     if loss.kind is LossKind.ASIDE:
         return _describe_aside(code, ledger, lost)
     ranks, where = loss.ranks, _name_places(lost)
-    share_ns = sum(one.entry.share_ns for one in lost)
-    alone_ns = sum(one.entry.alone_ns for one in lost)
-    excess_ns = sum(one.loss.excess_ns for one in lost)
+    every = _find_interval(loss, timeline.steps)
+    usual = 1.0 if every is None else len(loss.step_ns) / (every * loss.num_pauses)
+    share_ns = usual * sum(one.entry.share_ns for one in lost)
+    alone_ns = usual * sum(one.entry.alone_ns for one in lost)
+    excess_ns = usual * sum(one.loss.excess_ns for one in lost)
     share = share_ns / ledger.replayed_ns
     lines = next((found for one in lost if (found := _find_lines(context, one)).lines), NO_LINES)
     take = "takes" if len(ranks) == 1 else "take"
@@ -186,6 +195,9 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
     is_steady = _is_steady(context, loss)
     if not is_steady:
         where += f" in {loss.num_pauses} of {plural(len(loss.step_ns), 'step')}"
+    basis = "its share of a replay without any loss"
+    if every is not None:
+        basis += f", as it is once in {every} steps"
     return Finding(
         code=code,
         title=f"{name_ranks(ranks)} {take} longer {where}",
@@ -207,13 +219,26 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
         gain=Estimate(
             saved_ns=share_ns,
             step_ns=ledger.replayed_ns,
-            basis="its share of a replay without any loss",
+            basis=basis,
             alone_ns=max(0.0, alone_ns) if alone_ns < share_ns / 2 else None,
         ),
         edit=join_edits(timeline, [one.entry.edit for one in lost])
         if len(lost) > 1
         else lost[0].entry.edit,
     )
+
+
+def _find_interval(loss: Loss, steps: Int64s) -> int | None:
+    """Every how many steps it comes, where all its pauses are as far apart; None where not.
+
+    A window of 40 steps has five or six of what comes every eight: which, is chance.
+    """
+    if loss.num_pauses < _MIN_REGULAR_PAUSES:
+        return None
+    longest = np.sort(np.argsort(-loss.step_ns, kind="stable")[: loss.num_pauses])
+    is_all = float(loss.step_ns[longest].sum()) >= _MIN_REGULAR_RATIO * float(loss.step_ns.sum())
+    apart = np.unique(np.diff(steps[longest]))
+    return int(apart[0]) if is_all and len(apart) == 1 and apart[0] > 1 else None
 
 
 def _describe_aside(code: str, ledger: Ledger, lost: Sequence[_Lost]) -> Finding:

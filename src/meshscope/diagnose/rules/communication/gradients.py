@@ -61,12 +61,12 @@ def _find_reductions(timeline: Timeline, communication: Job, axis: str) -> Bools
 def _tell_rest(
     gain: Gain | Estimate | Unavailable, communication: Job
 ) -> Gain | Estimate | Unavailable:
-    """A price on hosts is a lower bound, and says so: no record tells how long the training thread
-    copies and scales what is reduced."""
+    """A price on hosts says what it leaves out: no record tells how long the training thread copies
+    and scales what is reduced. It is no bound: transfers beside compute may hide more of it."""
     is_on_device = communication.operations.rows.has_flag(OperationFlag.DEVICE).any()
     if is_on_device or isinstance(gain, Unavailable) or gain.saved_ns <= 0:
         return gain
-    basis = f"at least: {gain.basis}; copying and scaling them is work of backward and not in it"
+    basis = f"{gain.basis}; copying and scaling them is work of backward and not in it"
     return Estimate(saved_ns=gain.saved_ns, step_ns=gain.step_ns, basis=basis)
 
 
@@ -134,8 +134,8 @@ class ReducedTooOften(Rule):
     How it is measured: all-reduces along dp outside of forward, added up by microbatch. Sums of
     less than 64 KiB, or of less than two fifths of what DistributedDataParallel says its
     parameters take, do not count. The gain is a replay in which all but the last microbatch's take
-    no time, and on hosts what the training thread waited for cores that they used. On hosts that is
-    a lower bound, and the price says so: copying and scaling gradients is work of backward, too.
+    no time, and on hosts what the training thread waited for cores that they used. On hosts the
+    price says what it leaves out: copying and scaling gradients is work of backward, too.
 
     What to change: put all microbatches but the last one inside `model.no_sync()`; let Accelerate
     do it (`accelerator.accumulate(model)`).
@@ -201,8 +201,8 @@ class UnusedParameters(Rule):
 
     How it is measured: by what the wrapper says about itself, and by the operations it adds. The
     gain is a replay without these operations and without the unused parameters' share of all
-    reductions, as far as their bytes can take so long. It is a lower bound, and on hosts says so:
-    the search is a part of forward, and copying and scaling what is reduced one of backward.
+    reductions, as far as their bytes can take so long. It leaves out the search, a part of forward,
+    and on hosts, as it says, copying and scaling what is reduced, a part of backward.
 
     What to change: without unused parameters leave the option out. Otherwise freeze or remove what
     is not used (`requires_grad_(False)` before the model is wrapped), or say `static_graph=True`
