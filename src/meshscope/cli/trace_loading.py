@@ -13,6 +13,7 @@ from meshscope.ingest.kineto.kineto import read_trace
 from meshscope.ingest.kineto.trace_cache import load_trace, read_stamp, store_trace
 from meshscope.ingest.kineto.trace_columns import Trace
 from meshscope.ingest.kineto.trace_files import find_traces
+from meshscope.pool.local import begin
 from meshscope.pool.pool import map_items
 from meshscope.store.read.files import file_size
 
@@ -84,6 +85,11 @@ def read_files(
         yield found
     if not num_read:
         raise TraceError(f"none of {len(files)} files could be read")
+
+
+def begin_file(work: Callable[[Path], T], file: Path) -> Callable[[], T]:
+    """Begins `work` on one more file, beside what is done here until its result is asked for."""
+    return begin(work, file, _estimate_memory(file))
 
 
 def _estimate_memory(file: Path) -> int:

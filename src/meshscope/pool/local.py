@@ -8,6 +8,7 @@ left undone where a process dies: its item, and all that are left, are done here
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,9 @@ _MIN_ITEMS = 64
 """Less than both is done before other processes have begun."""
 _ITEMS_AT_ONCE = 16
 """Given to a process at a time, at most."""
+_PARTS_LEFT = 4
+"""For each process, of the size that the next part has: parts get smaller towards the end, so that
+all processes end together."""
 _PARTS_AHEAD = 2
 """Of those, under way or done and not yet used, for each process."""
 _BASE_BYTES = 100 << 20
@@ -55,8 +59,7 @@ def _map_in_processes(
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    chunk = max(1, min(_ITEMS_AT_ONCE, len(items) // (4 * num_processes)))
-    parts = [items[first : first + chunk] for first in range(0, len(items), chunk)]
+    parts = _cut(items, num_processes)
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
         # No more than are needed to keep all busy: results wait here, in memory, until used.
@@ -75,6 +78,40 @@ def _map_in_processes(
                 yield from found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _cut(items: Sequence[A], num_processes: int) -> list[Sequence[A]]:
+    parts = []
+    first = 0
+    while first < len(items):
+        size = (len(items) - first) // (_PARTS_LEFT * num_processes)
+        size = max(1, min(_ITEMS_AT_ONCE, size))
+        parts.append(items[first : first + size])
+        first += size
+    return parts
+
+
+def begin(work: Callable[[A], T], item: A, size: int) -> Callable[[], T]:
+    """Begins `work` on `item`, which takes `size` bytes, in a process beside this one if there is
+    a core and memory for it. What is given back waits for it; it does the work here where no such
+    process is, or where that died."""
+    if choose_processes([max(size, _MIN_BYTES)] * 2) < 2:
+        return partial(work, item)
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+    running = pool.submit(work, item)
+    pool.shutdown(wait=False)
+
+    def finish() -> T:
+        try:
+            return running.result()
+        except BrokenProcessPool:
+            return work(item)
+
+    return finish
 
 
 def _submit(

@@ -37,8 +37,6 @@ if TYPE_CHECKING:  # what compares ranks is loaded for several traces only
     from meshscope.simulate.critical_path import CriticalPath
 
 NUM_STEPS = 8
-MAX_IN_FULL = 2
-"""Traces that are shown in full without being asked for."""
 _MAX_LEFT_OUT = 8
 MAX_DEVICES = 8
 """Devices of one trace that are shown."""
@@ -88,28 +86,10 @@ def _write_alone(out: ScreenWriter, summary: TraceSummary) -> None:
     if isinstance(summary.world_size, int) and summary.world_size > 1 and communicates:
         out.blank()
         out.line(
-            "How much of the communication is waiting for other ranks only traces of them all "
-            "tell.",
+            "To split communication into waiting for other ranks and transfer, give the traces of "
+            "all ranks.",
             "dim",
         )
-
-
-def choose_shown(
-    outlines: Sequence[TraceOutline],
-    comparison: "RankComparison | Unavailable",
-    ranks: Sequence[int],
-) -> list[int]:
-    """Places of those to show in full: those asked for, all of two, or whoever others waited
-    for."""
-    wanted = [place for place, one in enumerate(outlines) if one.rank in ranks]
-    if wanted:
-        return wanted
-    if len(outlines) <= MAX_IN_FULL:
-        return list(range(len(outlines)))
-    if not isinstance(comparison, Unavailable) and comparison.late:
-        late = comparison.late[0].rank
-        wanted = [place for place, one in enumerate(outlines) if one.rank == late]
-    return wanted or [0]
 
 
 def _write_trace(

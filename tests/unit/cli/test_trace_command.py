@@ -259,7 +259,7 @@ def test_what_takes_no_traces_names_the_path_it_was_given(tmp_path, command):
 
 
 def test_one_rank_of_several_says_what_it_cannot_tell(tmp_path):
-    words = "waiting for other ranks only traces of them all tell"
+    words = "To split communication into waiting for other ranks and transfer"
     alone = make_trace(tmp_path / "r0.json")
     assert words in " ".join(invoke(alone).output.split())
     make_trace(tmp_path / "r1.json", rank=1)

@@ -7,7 +7,7 @@ import pytest
 
 from meshscope.errors import UsageError
 from meshscope.pool import local
-from meshscope.pool.local import choose_processes
+from meshscope.pool.local import begin, choose_processes
 from meshscope.pool.pool import map_items, progress, use_engine
 
 
@@ -110,3 +110,38 @@ def test_progress_counts_what_is_done(files):
 def test_an_unknown_engine_is_refused():
     with pytest.raises(UsageError, match="there are local, ray, dask"), use_engine("spark"):
         pass
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_parts_get_smaller_towards_the_end():
+    parts = local._cut(range(64), 2)
+    assert [item for part in parts for item in part] == list(range(64))
+    sizes = [len(part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-4:]) == (8, [1, 1, 1, 1])
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_work_that_is_begun_is_done_in_another_process(files):
+    finish = begin(tell, files[3], 0)
+    name, process = finish()
+    assert name == "3.json"
+    assert process != os.getpid()
+
+
+def test_work_that_is_begun_is_done_here_where_there_is_one_core(files, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert begin(tell, files[3], 0)() == ("3.json", os.getpid())
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_work_whose_process_dies_is_done_here(files):
+    work = partial(die_at, name="3.json", survivor=os.getpid())
+    assert begin(work, files[3], 0)() == "3.json"
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_an_error_of_work_that_is_begun_comes_from_its_result(files):
+    finish = begin(partial(fail_at, name="3.json"), files[3], 0)
+    with pytest.raises(ValueError, match=r"3\.json"):
+        finish()

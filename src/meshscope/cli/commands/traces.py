@@ -124,7 +124,7 @@ def command(
     )
     layout = read.layout
     _check_ranks(ranks, read.outlines)
-    difference, path = None, None
+    difference = None
     if compared:
         earlier = _read(
             compared,
@@ -139,8 +139,9 @@ def command(
         difference = compare_traces(earlier.summaries, read.summaries)
     comparison: RankComparison | Unavailable
     comparison = Unavailable("it takes traces of two ranks or more, of the same steps")
+    find_path: _PathFinder = _find_no_path
     if len(read.recordings) > 1:
-        comparison, path = _put_together(read)
+        comparison, find_path = _put_together(read)
     if as_json:
         from meshscope.analyze.device.trace_verdict import judge, list_unknown
         from meshscope.report.trace_document import DOCUMENT, TraceDocument
@@ -153,18 +154,21 @@ def command(
             not_known=list_unknown(summaries, read.left_out),
             traces=tuple(summaries),
             across_ranks=comparison,
-            critical_path=path,
+            critical_path=find_path(),
             difference=difference,
         )
         show_document(DOCUMENT, document)
         return
     screen = choose_screen(context)
     if difference is None:
-        from meshscope.report.trace_text import choose_shown, render_traces
+        from meshscope.report.trace_choice import choose_shown
+        from meshscope.report.trace_text import render_traces
 
-        places = choose_shown(read.outlines, comparison, ranks)
+        first, *others = choose_shown(read.outlines, comparison, ranks)
+        finish = read.begin_summary(first)
+        path = find_path()
         text = render_traces(
-            [read.summarize(place) for place in places],
+            [finish(), *(read.summarize(place) for place in others)],
             comparison,
             screen,
             layout=layout,
@@ -224,10 +228,15 @@ def _check_ranks(wanted: Sequence[int], outlines: "Sequence[TraceOutline]") -> N
         raise UsageError(f"--rank {missing[0]}: this rank has no trace; there are {there}")
 
 
-def _put_together(
-    read: "_Read",
-) -> "tuple[RankComparison | Unavailable, CriticalPath | Unavailable]":
-    """What ranks did together, and the critical path over them."""
+_PathFinder = Callable[[], "CriticalPath | Unavailable | None"]
+
+
+def _find_no_path() -> None:
+    """One trace has none."""
+
+
+def _put_together(read: "_Read") -> "tuple[RankComparison | Unavailable, _PathFinder]":
+    """What ranks did together, and what finds the critical path over them."""
     from meshscope.analyze.communication.rank_comparison import compare_ranks
     from meshscope.analyze.study import Study
     from meshscope.ingest.traces.trace_run import make_run
@@ -237,9 +246,10 @@ def _put_together(
     try:
         made = make_run(read.recordings, Path(read.recordings[0].source), layout=layout)
     except TraceError as error:
-        return Unavailable(str(error)), Unavailable(str(error))
+        reason = Unavailable(str(error))
+        return reason, lambda: reason
     study = Study(made.run.last_attempt)
-    return compare_ranks(study.communication), find_trace_path(study.timeline)
+    return compare_ranks(study.communication), lambda: find_trace_path(study.timeline)
 
 
 _Names = dict[int, dict[str, int]]
@@ -314,11 +324,29 @@ class _Read:
 
     def summarize(self, place: int) -> "TraceSummary":
         """All of one trace, which is read again where only its outline was kept."""
+        return self._summary_of(place, self._read_again)
+
+    def begin_summary(self, place: int) -> "Callable[[], TraceSummary]":
+        """Begins to read the trace again, if that is needed, beside what is done here meanwhile."""
+        if self.files[place].summary is not None:
+            return partial(self.summarize, place)
+        from meshscope.cli.trace_loading import begin_file
+
+        finish = begin_file(self._read_again, self.files[place].file)
+        return lambda: self._summary_of(place, lambda _: finish())
+
+    @property
+    def _read_again(self) -> "Callable[[Path], _ReadFile | TraceError]":
+        layout = self.layout if isinstance(self.layout, Layout) else None
+        return partial(self.read_one, layout=layout)
+
+    def _summary_of(
+        self, place: int, read: "Callable[[Path], _ReadFile | TraceError]"
+    ) -> "TraceSummary":
         one = self.files[place]
         if one.summary is not None:
             return one.summary
-        layout = self.layout if isinstance(self.layout, Layout) else None
-        again = self.read_one(one.file, layout=layout)
+        again = read(one.file)
         if isinstance(again, TraceError):
             raise again
         if again.summary is None:
@@ -343,7 +371,7 @@ def _read(
     """
     from meshscope.cli.trace_loading import read_files, share_spans
     from meshscope.ingest.kineto.trace_files import find_traces
-    from meshscope.report.trace_text import MAX_IN_FULL
+    from meshscope.report.trace_choice import MAX_IN_FULL
 
     files = find_traces(paths)
     named = _read_names(files)
@@ -373,6 +401,8 @@ def _read(
             again = read_one(one.file, layout=layout)
             one = one if isinstance(again, TraceError) else again
         read.append(one)
+        if len(read) == 1 and max_spans is not None:
+            _load_comparison()
     if isinstance(layout, Unavailable) and max_spans is not None:
         layout, read = _name_pipeline(layout, read, None if is_brief else read_one)
     read.sort(key=_order)
@@ -382,6 +412,13 @@ def _read(
 def _load_readers() -> None:
     """What every process needs is loaded before they are forked, and so once."""
     import meshscope.ingest.traces.trace_recording  # noqa: F401
+
+
+def _load_comparison() -> None:
+    """What puts ranks together is loaded while other processes still read."""
+    import meshscope.analyze.communication.rank_comparison  # noqa: F401
+    import meshscope.report.trace_text  # noqa: F401
+    import meshscope.simulate.trace_path  # noqa: F401
 
 
 def _name_pipeline(
