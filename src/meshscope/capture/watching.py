@@ -148,6 +148,7 @@ class Watching:
         except CaptureError as error:
             session.note_gap("communication", f"communication is not recorded: {error}")
             return
+        tap.is_compiled = lambda: self.compilations.has_seen_any
         self.collectives = tap
         if self.hooks is not None:
             self.hooks.on_pass_end = tap.end_pass

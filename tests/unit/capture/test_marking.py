@@ -60,10 +60,19 @@ def test_marks_take_three_thousandths_of_steps(cost_us, step_ms, one_in):
     assert 512 / one_in * 0.6 < len(marked) < 512 / one_in * 1.4 + 4
 
 
+def count_early_and_late(cost_ns, step_ms):
+    marked = mark(cost_ns, step_ns=step_ms * MS)
+    return [sum(start <= step < start + 64 for step in marked) for start in (0, 256)]
+
+
 def test_early_steps_may_cost_twice_as_much():
-    marked = mark(220_000, step_ns=12 * MS)
-    early, late = (sum(start <= step < start + 64 for step in marked) for start in (0, 256))
+    early, late = count_early_and_late(220_000, 12)
     assert early >= 12 > late
+
+
+def test_early_steps_cost_no_more_where_they_have_marks_enough():
+    early, late = count_early_and_late(400_000, 52)  # of a rank that shares its device
+    assert 14 <= late <= early <= 20
 
 
 def test_gaps_between_steps_count():

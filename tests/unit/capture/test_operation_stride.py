@@ -73,6 +73,33 @@ def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
     assert resting[8] is resting[12] is resting[WANTED] is None
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_torch_has_its_own_functions_in_steps_that_are_not_recorded(
+    tmp_path, alone, monkeypatch, is_compiled
+):
+    """But not once something was compiled: its guards would see them come and go."""
+    monkeypatch.setattr(operation_stride, "MAX_STRIDE", 4)
+    monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e-9)
+    monkeypatch.setattr(operation_stride, "SPARSE_SHARE", 1e-9)
+    functional = torch.ops._c10d_functional.all_reduce
+    places = [(dist.ProcessGroup, "allreduce"), (dist.Work, "wait"), (functional, "_op")]
+    own = [vars(owner).get(name) for owner, name in places]
+    has_own = {}
+
+    def look(step, recorder):
+        recorder.watching.collectives.is_compiled = lambda: is_compiled
+        now = [vars(owner).get(name) for owner, name in places]
+        has_own[step] = [one is before for one, before in zip(now, own, strict=True)]
+
+    rank = train(tmp_path / "run", 12, look)
+    recorded = [0, 1, 4, 8]
+    assert sorted(set(rank.read("collectives")["step"].tolist())) == recorded
+    assert has_own == {
+        step: [step not in recorded and not is_compiled] * len(places) for step in range(12)
+    }
+    assert [vars(owner).get(name) for owner, name in places] == own
+
+
 def test_cheap_operations_are_recorded_in_every_step(tmp_path, alone, monkeypatch):
     monkeypatch.setattr(operation_stride, "PYTHON_COST_NS", 0)
     rank = train(tmp_path / "run", 12)

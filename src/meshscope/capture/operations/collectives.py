@@ -30,11 +30,11 @@ from meshscope.capture.operations.operation_shapes import (
 from meshscope.capture.operations.operation_stride import OperationStride
 from meshscope.capture.operations.process_groups import GroupBook
 from meshscope.capture.operations.sharded_waits import ShardedWaits
+from meshscope.capture.operations.stand_ins import StandIns
 from meshscope.capture.operations.waits import WaitTaps
 from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
 
-_INHERITED = object()
 _installed: "CollectiveTap | None" = None
 
 
@@ -57,16 +57,20 @@ class CollectiveTap:
         self._book = book = log.groups = GroupBook(self._dist, journal)
         self._follower = follower = Follower(torch, log, book, guard, clock)
         self._waits = waits = WaitTaps(torch, log, book, follower, guard, clock)
-        self._sharded = ShardedWaits(torch, log, follower, guard, clock)
+        self._stand_ins = stand_ins = StandIns()
+        self._sharded = ShardedWaits(torch, log, follower, guard, clock, stand_ins)
         self._kernels = Kernels(torch, log, book, follower, clock, guard.caught)
         self._functional = FunctionalOperations(
-            torch, log, book, follower, waits, guard, clock, self.see_all
+            torch, log, book, follower, waits, guard, clock, self.see_all, stand_ins
         )
         self._stride = OperationStride(log, follower)
         self._libraries: list[Any] = []
-        self._originals: list[tuple[Any, str, Any, Any]] = []
         self._shapes: list[OperationShape] = []
         self._lock = threading.Lock()
+        self.is_compiled: Callable[[], bool] = lambda: False
+        """Whether the program has compiled anything: guards of compiled code may name functions of
+        torch, and would fail each time they change."""
+        log.on_rest = self._follow_rest
 
     def install(self) -> None:
         """Installs everything and tests it. CaptureError when this torch does not allow it."""
@@ -102,7 +106,7 @@ class CollectiveTap:
         methods = GroupMethods(self._torch, self._log, book, self._follower, self._clock, caught)
         for name, method in METHODS.items():
             make = functools.partial(methods.make, name, method)
-            self._replace(self._dist.ProcessGroup, name, make)
+            self._stand_ins.add(self._dist.ProcessGroup, name, _named(name, make))
         # Not around its constructor, whose warnings would name our file as the caller.
         wrapper = self._torch.nn.parallel.DistributedDataParallel
         for owner, name in (
@@ -110,7 +114,7 @@ class CollectiveTap:
             (self._dist, "_broadcast_coalesced"),
             (self._dist, "_verify_params_across_processes"),
         ):
-            self._replace(owner, name, self._make_trigger)
+            self._stand_ins.add(owner, name, _named(name, self._make_trigger), stays=True)
 
     def _has_reducer(self) -> bool:
         """Whether a DistributedDataParallel model was made before the recorder was started."""
@@ -144,7 +148,7 @@ class CollectiveTap:
             self._follower.sees_all = True
             self._install_kernels()
             group = self._dist.ProcessGroup
-            self._restore(
+            self._stand_ins.remove(
                 lambda owner, name: (owner is group and name in METHODS) or name == "_pre_forward"
             )
 
@@ -159,38 +163,26 @@ class CollectiveTap:
         work, group = self._dist.Work, self._dist.ProcessGroup
         self._follower.is_completed = work.is_completed
         self._follower.get_future = work.get_future
-        self._replace(work, "wait", self._waits.make_wait)
-        self._replace(work, "synchronize", self._waits.make_synchronize)
-        self._replace(work, "is_completed", self._waits.make_is_completed)
-        self._replace(work, "get_future", self._waits.make_get_future)
-        self._replace(group, "_start_coalescing", self._waits.make_start_batch)
-        self._replace(group, "_end_coalescing", self._waits.make_end_batch)
+        for name, make in (
+            ("wait", self._waits.make_wait),
+            ("synchronize", self._waits.make_synchronize),
+            ("is_completed", self._waits.make_is_completed),
+            ("get_future", self._waits.make_get_future),
+        ):
+            self._stand_ins.add(work, name, _named(name, make))
+        # A batch that has begun must end, whatever comes between.
+        for name, make in (
+            ("_start_coalescing", self._waits.make_start_batch),
+            ("_end_coalescing", self._waits.make_end_batch),
+        ):
+            self._stand_ins.add(group, name, _named(name, make), stays=True)
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        # As it stands in the class: asking the class for it would lose how it takes its object.
-        stored = vars(owner).get(name, _INHERITED)
-        tapped = make(original)
-        tapped.__name__, tapped.__doc__ = name, original.__doc__
-        setattr(owner, name, tapped)
-        self._originals.append((owner, name, stored, tapped))
-
-    def _restore(self, is_wanted: Callable[[Any, str], bool]) -> None:
-        """Puts originals back, unless the program has wrapped ours since."""
-        kept = []
-        for entry in reversed(self._originals):
-            owner, name, stored, tapped = entry
-            if not is_wanted(owner, name):
-                kept.append(entry)
-            elif vars(owner).get(name) is not tapped:
-                continue
-            elif stored is _INHERITED:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, stored)
-        self._originals = kept[::-1]
+    def _follow_rest(self, *, is_resting: bool) -> None:
+        """Nothing of ours stands in the way of operations that are not recorded."""
+        if not is_resting:
+            self._stand_ins.go_on()
+        elif not self.is_compiled():
+            self._stand_ins.rest()
 
     def _test(self) -> None:
         """One barrier of a private group of one must be seen, or nothing will be."""
@@ -221,9 +213,8 @@ class CollectiveTap:
         for library in self._libraries:
             self._guard.run("tap removal", library._destroy)
         self._libraries.clear()
-        self._functional.remove()
-        self._sharded.remove()
-        self._restore(lambda owner, name: True)
+        self._stand_ins.remove()
+        self._log.on_rest = None
         self._log.switch(is_on=False)  # a tap that someone else has wrapped passes everything on
 
     def drain(self, deadline_ns: int) -> None:
@@ -269,3 +260,14 @@ class CollectiveTap:
         """After a backward pass: the program waits for what was issued in it."""
         if self._follower.device is not None:
             self._follower.device.queue_waits()
+
+
+def _named(name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What it makes has the name and text of what it replaces."""
+
+    def make_named(original: Any) -> Any:
+        tapped = make(original)
+        tapped.__name__, tapped.__doc__ = name, original.__doc__
+        return tapped
+
+    return make_named

@@ -14,6 +14,7 @@ where ends are events; a group on the host needs torch's callbacks to know ends 
 by the kernels of `kernels`, as everything does that C++ can go on with by itself (`trigger`).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from meshscope.capture.operations.following import SLOW_CALL_NS, Follower
 from meshscope.capture.operations.operation_log import Operation, OperationLog
 from meshscope.capture.operations.operation_shapes import add_up, dtype_codes_of, kind_of
 from meshscope.capture.operations.process_groups import GroupBook
+from meshscope.capture.operations.stand_ins import StandIns
 from meshscope.capture.operations.waits import WaitTaps
 from meshscope.core.operations import Kind
 from meshscope.store.schema import MISSING, OperationFlag
@@ -49,6 +51,7 @@ class FunctionalOperations:
         guard: Guard,
         clock: Callable[[], int],
         see_all: Callable[[], None],
+        stand_ins: StandIns,
     ) -> None:
         self._torch = torch
         self._log = log
@@ -61,8 +64,7 @@ class FunctionalOperations:
         self._codes = dtype_codes_of(torch)
         self._plain_dispatch = torch.Tensor.__torch_dispatch__
         self._count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-        self._tapped: list[tuple[Any, Any, Any]] = []
-        """Operations, torch's functions of theirs, and the taps in their place."""
+        self._stand_ins = stand_ins
 
     def install(self) -> None:
         """Taps every functional operation of the running torch."""
@@ -74,28 +76,19 @@ class FunctionalOperations:
             packet = getattr(getattr(self._torch.ops, namespace), name)
             owners: tuple[Any, ...] = (packet, getattr(packet, "default", None))
             for owner in owners:
-                original = getattr(owner, "_op", None)
-                if original is None:
-                    continue
+                make: Callable[[Any], Any] = self._make_trigger
                 if namespace == _NAMESPACE and name == _WAIT:
-                    call = self._waits.make_wait_for_tensor(original)
+                    make = self._waits.make_wait_for_tensor
                 elif _GROUP not in names:
                     continue
                 elif namespace == _NAMESPACE and kind_of(name) in _KNOWN_KINDS:
-                    call = self._make_call(original, name, names)
-                else:
-                    call = self._make_trigger(original)
-                self._follower.functional_codes.add(call.__code__)
-                tap = _make_tap(original, call)
-                owner._op = tap
-                self._tapped.append((owner, original, tap))
+                    make = functools.partial(self._make_call, name=name, names=names)
+                self._stand_ins.add(owner, "_op", functools.partial(self._make_tap, make))
 
-    def remove(self) -> None:
-        """Puts torch's functions back, unless somebody has replaced ours since."""
-        for owner, original, tap in self._tapped:
-            if owner._op is tap:
-                owner._op = original
-        self._tapped.clear()
+    def _make_tap(self, make: Callable[[Any], Any], original: Any) -> Any:
+        call = make(original)
+        self._follower.functional_codes.add(call.__code__)
+        return _make_tap(original, call)
 
     def _make_trigger(self, original: Any) -> Any:
         log, follower, count_modes = self._log, self._follower, self._count_modes

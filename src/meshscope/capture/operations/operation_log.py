@@ -81,6 +81,8 @@ class OperationLog:
         """False: operations are not recorded."""
         self.is_resting = False
         """They are not in this step, and will be in a later one (`operation_stride`)."""
+        self.on_rest: Callable[..., None] | None = None
+        """Called with `is_resting` when a rest begins or ends."""
         self.num_calls = 0
         """Operations that gave a handle or ran on a device."""
         self.collectives: Sink = NullSink()
@@ -337,6 +339,8 @@ class OperationLog:
                 self.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
         if self.in_flight is not None:
             self.in_flight.rest(step)
+        if self.on_rest is not None:
+            self.on_rest(is_resting=True)
 
     def go_on(self) -> None:
         """Ends a rest."""
@@ -346,6 +350,8 @@ class OperationLog:
         self.timeline.step_flags = 0
         if self.in_flight is not None:
             self.in_flight.rest(None)
+        if self.on_rest is not None:
+            self.on_rest(is_resting=False)
 
     def open(self) -> bool:
         """Opens the run if it is not open yet: a rank that communicates is worth a recording."""

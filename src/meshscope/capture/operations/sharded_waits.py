@@ -16,6 +16,7 @@ from typing import Any
 from meshscope.capture.guard import Guard
 from meshscope.capture.operations.following import Follower
 from meshscope.capture.operations.operation_log import OperationLog
+from meshscope.capture.operations.stand_ins import StandIns
 
 _Clock = Callable[[], int]
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -27,14 +28,21 @@ class ShardedWaits:
     """Wraps methods of torch's parameter groups, once their module has been imported."""
 
     def __init__(
-        self, torch: Any, log: OperationLog, follower: Follower, guard: Guard, clock: _Clock
+        self,
+        torch: Any,
+        log: OperationLog,
+        follower: Follower,
+        guard: Guard,
+        clock: _Clock,
+        stand_ins: StandIns,
     ) -> None:
         self._stream_type = getattr(torch.cuda, "Stream", None)
         self._log = log
         self._follower = follower
         self._guard = guard
         self._clock = clock
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._stand_ins = stand_ins
+        self._is_installed = False
         self._key_ns = _NO_KEY
         """The operation that the main stream is about to wait for; one thread trains."""
         self._last_reduction_ns = _NO_KEY
@@ -43,7 +51,7 @@ class ShardedWaits:
 
     def install(self) -> None:
         """Does nothing until the program has imported the module, and once it is done."""
-        if self._replaced or _MODULE not in sys.modules:
+        if self._is_installed or _MODULE not in sys.modules:
             return
         kind = getattr(sys.modules[_MODULE], "FSDPParamGroup", None)
         if not all(callable(getattr(kind, name, None)) for name in _METHODS):
@@ -52,21 +60,11 @@ class ShardedWaits:
             return
         makers = (self._make_gather, self._make_wait, self._make_reduce, self._make_finalize)
         for name, make in zip(_METHODS, makers, strict=True):
-            self._replace(kind, name, make)
-        self._replace(self._stream_type, "wait_event", self._make_stream_wait)
-
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        original = vars(owner)[name]
-        wrapper = functools.update_wrapper(make(original), original)
-        setattr(owner, name, wrapper)
-        self._replaced.append((owner, name, original, wrapper))
-
-    def remove(self) -> None:
-        """Puts torch's own methods back, where nobody has put something else there."""
-        for owner, name, original, wrapper in self._replaced:
-            if vars(owner).get(name) is wrapper:
-                setattr(owner, name, original)
-        self._replaced.clear()
+            self._stand_ins.add(kind, name, _like_original(make))
+        self._stand_ins.add(
+            self._stream_type, "wait_event", _like_original(self._make_stream_wait)
+        )
+        self._is_installed = True
 
     def _make_gather(self, original: Any) -> Callable[..., Any]:
         log, gathers = self._log, self._gathers
@@ -129,3 +127,10 @@ class ShardedWaits:
             return result
 
         return wait_event
+
+
+def _like_original(make: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Any]:
+    def make_like(original: Any) -> Any:
+        return functools.update_wrapper(make(original), original)
+
+    return make_like

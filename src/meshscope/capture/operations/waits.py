@@ -210,6 +210,8 @@ class WaitTaps:
 
         def start_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(group, *args, **kwargs)
+            if not self._log.is_on:
+                return result
             self._follower.batches[get_ident()] = []
             self._book.set_batching(is_batching=True)
             return result
@@ -221,6 +223,8 @@ class WaitTaps:
 
         def end_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
             batch = self._follower.batches.pop(get_ident(), None)
+            if batch is None:  # it began while nothing was recorded
+                return original(group, *args, **kwargs)
             if not self._follower.batches:
                 self._book.set_batching(is_batching=False)
             work = original(group, *args, **kwargs)

@@ -4,7 +4,8 @@ Marking costs about 10 µs of host time a phase on a device of one's own and 100
 one; a pipeline has two phases for each microbatch. So it is timed: where it takes more than
 `MAX_SHARE` of steps and the gaps between them, one step in 2, 4, 8 … is marked, chosen by a hash of
 its number: ranks with like steps mark the same ones, and what comes every so many steps is marked
-as often as anything else. The first steps may cost twice that: a short run is to have enough marks.
+as often as anything else. The first steps may cost twice that where they would else have fewer than
+one mark in `_EARLY_STRIDE`: a short run is to have enough marks.
 Steps whose operations are recorded where those of others are not are marked, too. An accelerator is
 used when the program uses it; none is ever woken up.
 """
@@ -18,7 +19,7 @@ from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline, 
 from meshscope.capture.steps.timeline import Timeline
 
 MAX_SHARE = 0.003
-_EARLY_STEPS, _EARLY_SHARE = 64, 2 * MAX_SHARE
+_EARLY_STEPS, _EARLY_STRIDE, _EARLY_FACTOR = 64, 4, 2
 _NUM_COSTS = 8
 _MIN_COSTS = 3
 """Steps that are marked before the first choice."""
@@ -111,8 +112,9 @@ class Marking:
             return
         # Without the largest: the first marks make their events.
         cost_ns = (sum(costs) - max(costs)) / (len(costs) - 1)
-        share = _EARLY_SHARE if self._num_steps < _EARLY_STEPS else MAX_SHARE
-        wanted = cost_ns / (share * max(step_ns, 1))
+        wanted = cost_ns / (MAX_SHARE * max(step_ns, 1))
+        if self._num_steps < _EARLY_STEPS and wanted > _EARLY_STRIDE:
+            wanted = max(_EARLY_STRIDE, wanted / _EARLY_FACTOR)
         while self._stride < min(wanted, MAX_STRIDE):
             self._stride *= 2
         while self._stride > 1 and wanted < self._stride / 2 * _SLACK:
