@@ -61,9 +61,7 @@ class ShardedWaits:
         makers = (self._make_gather, self._make_wait, self._make_reduce, self._make_finalize)
         for name, make in zip(_METHODS, makers, strict=True):
             self._stand_ins.add(kind, name, _like_original(make))
-        self._stand_ins.add(
-            self._stream_type, "wait_event", _like_original(self._make_stream_wait)
-        )
+        self._stand_ins.add(self._stream_type, "wait_event", _like_original(self._make_stream_wait))
         self._is_installed = True
 
     def _make_gather(self, original: Any) -> Callable[..., Any]:

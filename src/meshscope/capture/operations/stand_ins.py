@@ -15,7 +15,7 @@ _INHERITED = object()
 class _StandIn:
     """One replaced attribute."""
 
-    __slots__ = ("make", "name", "owner", "own", "stays", "stored")
+    __slots__ = ("make", "name", "own", "owner", "stays", "stored")
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, stays: bool) -> None:
         self.owner = owner
