@@ -225,6 +225,14 @@ def list_causes() -> list[Case]:
     rows = replace(DDP3, options={**DDP3.options, "rows_of_rank": {}})
     images = replace(IMAGES, options={**IMAGES.options, "rows_of_rank": {}})
     nan = Truth(kind="nan", codes=("CV001", "CV005"), ranks=(1,), first_step=19)
+    # The drawn lengths are 53.6 on average and the twin's are 48: it has a tenth less work as well,
+    # so what it saves is not what even lengths do, and the case has no price.
+    uneven = replace(
+        contrast("sharded text lengths in buckets",
+                 Truth(kind="uneven lengths", codes=("IM001",), is_uneven=True), lengths,
+                 lengths=41),
+        is_timed=False,
+    )  # fmt: skip
     more = Truth(kind="more microbatches", codes=(*SLOW_CODES, "IM001"), ranks=(1,))
     leak = Truth(kind="leak", codes=("ME001",), ranks=(0,))
     return [
@@ -237,9 +245,7 @@ def list_causes() -> list[Case]:
         contrast("images batch of r1 is 24", cause("uneven batches", "batch", ranks=(1,)), images,
                  rows_of_rank={1: 24}),
         contrast("text r1 accumulates 2 more", more, TEXT, extra={1: 2}),
-        contrast("sharded text lengths in buckets",
-                 Truth(kind="uneven lengths", codes=("IM001",), is_uneven=True), lengths,
-                 lengths=41),
+        uneven,
         contrast("ddp6 60 metrics one by one", Truth(kind="small operations", codes=("CO003",)),
                  metrics, flat=False),
         fault("images nan_batch r1", IMAGES, nan,

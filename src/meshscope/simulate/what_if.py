@@ -17,6 +17,7 @@ import numpy as np
 
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.run_weights import weigh_steps
+from meshscope.analyze.timeline.start_up import count_start_up
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
@@ -109,6 +110,8 @@ class Replay:
     timeline: Timeline
     recorded: RecordedGraph
     fidelity: Fidelity
+    num_start_up: int = 0
+    """First steps that no mean counts: they take far longer on all ranks, and do not come again."""
 
     @property
     def num_at_once(self) -> int:
@@ -131,7 +134,8 @@ class Replay:
 
     def step_times_ns(self, edits: Iterable[Edit]) -> list[float]:
         """Mean step time of each edit."""
-        return [_mean_step_ns(self.timeline, ends) for ends in self.step_ends_ns(edits)]
+        skipped = self.num_start_up
+        return [_mean_step_ns(self.timeline, ends, skipped) for ends in self.step_ends_ns(edits)]
 
     def save_by_step_ns(self, edit: Edit, *, of_ranks: bool = False) -> tuple[Floats, Bools]:
         """[step]: what an edit saves of a step's period, by the last rank's end as in its price, or
@@ -174,9 +178,11 @@ def build_replay(timeline: Timeline) -> Replay:
     recorded = need(build_graph(timeline))
     ends = _replay_weights(timeline, recorded, recorded.weight_ns[:, None])[:, :, 0]
     explained = _replay_weights(timeline, recorded, recorded.weigh_explained()[:, None])[:, :, 0]
-    measured_ns = _mean_step_ns(timeline, timeline.period_end_ns)
-    replayed_ns = _mean_step_ns(timeline, ends)
-    explained_ns = _mean_step_ns(timeline, explained)
+    num_start_up = count_start_up(timeline)
+    measured_ns, replayed_ns, explained_ns = (
+        _mean_step_ns(timeline, one, num_start_up)
+        for one in (timeline.period_end_ns, ends, explained)
+    )
     if measured_ns <= 0:
         raise Missing("the steps that were kept took no time")
     fidelity = Fidelity(
@@ -186,7 +192,9 @@ def build_replay(timeline: Timeline) -> Replay:
         num_steps=int(np.count_nonzero(number_windows(timeline) >= 0)),
         unexplained_ratio=_measure_unexplained(timeline, recorded),
     )
-    return Replay(timeline=timeline, recorded=recorded, fidelity=fidelity)
+    return Replay(
+        timeline=timeline, recorded=recorded, fidelity=fidelity, num_start_up=num_start_up
+    )
 
 
 def _find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
@@ -235,15 +243,16 @@ def _replay_weights(timeline: Timeline, recorded: RecordedGraph, weight: Int64s)
     return found
 
 
-def _mean_step_ns(timeline: Timeline, end_ns: Int64s) -> float:
+def _mean_step_ns(timeline: Timeline, end_ns: Int64s, num_start_up: int) -> float:
     """From the last rank's end of one step to that of the next, each step counted for as many of
-    the run as it stands for."""
+    the run as it stands for; those of the start-up for none."""
     window = number_windows(timeline)
     first, _ = find_window_ends(window)
     end_ns = end_ns.max(axis=0)
     begin_ns = np.roll(end_ns, 1)
     begin_ns[first] = timeline.period_start_ns[:, first].max(axis=0)
     weight = np.where(window >= 0, weigh_steps(timeline), 0.0)
+    weight[:num_start_up] = 0.0
     return float((weight * (end_ns - begin_ns)).sum() / max(1.0, float(weight.sum())))
 
 
