@@ -108,3 +108,60 @@ KINDS = (
     _make("Lightning, DDP", "packages/lightning_fit.py", "--devices", "2", **_TWO_STARTED),
     _make("TRL SFTTrainer", "packages/trl_sft.py"),
 )
+
+
+def _visit(name: str, program: str, *arguments: str, **rest: Any) -> Kind:
+    return _make(name, f"guests/{program}.py", *arguments, **rest)
+
+
+GUESTS = (
+    _visit("nanoGPT", "nano"),
+    _visit("torchvision's reference", "pictures", unknown=("samples",)),
+    _visit("sequence to sequence", "translate"),
+    _visit("LoRA, checkpointed blocks", "lora"),
+    _visit("two backwards, one update", "two_backwards"),
+    _visit("sharpness-aware", "sharpness"),
+    _visit("meta-learning", "tasks_in_tasks"),
+    _visit("deep Q-learning", "replay"),
+    _visit("two optimizers a step", "two_optimizers"),
+    _visit("optimizers in backward", "in_backward"),
+    _visit("distillation", "distill"),
+    _visit("a trainer of their own", "their_trainer"),
+    _visit("coroutines", "coroutines"),
+    _visit("profilers of their own", "profiled"),
+    _visit("blocks compiled one by one", "regional"),
+    _visit("pairs, no root", "clip_pairs"),
+    _visit("an endless stream", "streamed"),
+    *(
+        _visit(f"DDP, {way}", "ddp_ways", "--way", way, **_TWO)
+        for way in (
+            "static",
+            "powersgd",
+            "bf16",
+            "zero",
+            "accumulate",
+            "manual",
+            "buckets",
+            "local",
+        )
+    ),
+    _visit("FSDP1", "sharded_ways", "--way", "fsdp1", **_TWO),
+    _visit("HSDP", "sharded_ways", "--way", "hsdp", num_processes=4, layout={"dp": 4}),
+    _visit(
+        "DTensor, sequence and loss",
+        "sharded_ways",
+        "--way",
+        "tp",
+        num_processes=2,
+        layout={"tp": 2},
+    ),
+    *(
+        _visit(f"pipeline, {way}", "stages", "--schedule", way, num_processes=2, layout={"pp": 2})
+        for way in ("1f1b", "interleaved", "zbv")
+    ),
+    _visit("experts over ranks", "experts", num_processes=2, layout={"dp": 2}),
+    _visit("ring of keys and values", "ring", num_processes=2, layout={"cp": 2}),
+    _visit("saved and judged", "saved_and_judged", **_TWO),
+)
+"""Written to be recorded, by somebody who had not read the recorder: judged once before anything
+was changed for them."""
