@@ -60,6 +60,7 @@ FLAG_MEANINGS = {
         "UNSCALED": "what a gradient scaler was given, not what it made of it",
         "GRADIENT": "torch.autograd.grad was called on it",
         "COUNT": "to be added to others of its name: a counter",
+        "FURTHER": "a further backward of the same forward: it adds to that one's loss",
     },
     "OperationFlag": {
         "ASYNC": "returned a handle at once; the others held the caller, or the stream, up",

@@ -34,6 +34,8 @@ _LEAST_PARTS_NS = 50_000
 _PARTS_SHARE = 1000
 """Of what is looked at once a second so much is done at the end of one step: until it has taken
 50 µs or a thousandth of the step, and the rest at the end of the next ones."""
+_EARLY = frozenset((2, 4, 8, 16))
+_LAST_EARLY = max(_EARLY)
 _MAX_REPLICA_LOOKS = 3
 """Most programs have no wrapper to tell of: nobody looks on for one until the end."""
 SILENT_STEPS = 20
@@ -65,6 +67,8 @@ class Sampling:
         """What is still to be done of the last look."""
         self._has_looked = False
         """The first step, which opened the files, is spared all but devices."""
+        self._num_early = 0
+        """Steps in which the layout was not known yet, at most `_LAST_EARLY`."""
         self._next_memory_ns = 0
         self._last_memory_cost_ns = 0
         self._num_readings = 0
@@ -89,6 +93,7 @@ class Sampling:
         self._num_replica_looks = 0
         self._has_noted_seed = False
         self._has_looked = False
+        self._num_early = 0
         self._due.clear()
         self._gaps.begin_attempt()
         self._core_queue.begin_attempt()
@@ -157,6 +162,7 @@ class Sampling:
                 self._due.extend(self._parts)
         if self._due:
             run("sample", self._take_due, step, end_ns)
+        is_early = bool(run("layout", self._look_early))
         if marking.device is not None and marking.device.device_type == "cuda":
             self._profiles.visit_samples(step, end_ns)
         collectives = self._watching.collectives
@@ -177,7 +183,8 @@ class Sampling:
         is_every_step = marking.device is not None or (
             collectives is not None and collectives.uses_device
         )
-        self._timeline.next_visit_ns = 0 if is_every_step or self._due else next_ns
+        is_soon = is_every_step or is_early or self._due
+        self._timeline.next_visit_ns = 0 if is_soon else next_ns
 
     def _choose_operations(self, step: int, end_ns: int, is_wanted: bool) -> bool:  # noqa: FBT001
         """Whether the next step's operations are recorded, unlike those of others."""
@@ -321,6 +328,18 @@ class Sampling:
             )
             if found is not None:
                 session.set_layout(found.layout, found.source)
+
+    def _look_early(self) -> bool:
+        """Looks for the layout after 2, 4, 8 and 16 steps too: a short run may have taken its
+        groups down before the next second, and when it closes. Whether it is to be called again."""
+        if self._session.layout is not None or self._num_early >= _LAST_EARLY:
+            return False
+        if initialized_distributed() is None:
+            return False
+        self._num_early += 1
+        if self._num_early in _EARLY:
+            self.learn_layout()
+        return self._session.layout is None and self._num_early < _LAST_EARLY
 
     def _note_seed(self) -> None:
         """Once, in a step: a run that communication opened may be older than the program's seed."""

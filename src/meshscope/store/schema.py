@@ -477,6 +477,9 @@ class ScalarFlag:
     """torch.autograd.grad was called on it: a penalty, or a loss without a backward."""
     COUNT = 16
     """The value is to be added to others of its name: a counter."""
+    FURTHER = 32
+    """A further backward of the same forward, which the one before had kept the graph for: it adds
+    to that one's loss."""
 
 
 class OperationFlag:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from builders import GAP_NS, MS, make_run
+from builders import GAP_NS, MS, START_MONO_NS, STARTUP_NS, make_run, put_step
 from meshscope.analyze.rank.throughput import SAMPLE_SOURCES, TOKEN_SOURCES
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
@@ -48,6 +48,16 @@ def test_samples_are_summed_over_data_parallel_ranks_only(tmp_path):
 def test_no_batch_is_no_sample_rate_rather_than_zero(tmp_path):
     make_run(tmp_path, num_steps=5)
     assert isinstance(summarize(tmp_path).samples, Unavailable)
+
+
+def test_a_first_step_whose_inputs_were_not_seen_had_about_as_many_tokens(tmp_path):
+    begin_ns = START_MONO_NS + STARTUP_NS
+
+    def hide_first(writer):
+        put_step(writer, 0, begin_ns, begin_ns + 100 * MS)  # the later row of a step counts
+
+    make_run(tmp_path, num_steps=5, input_tokens=10, also=hide_first)
+    assert summarize(tmp_path).tokens.tokens_per_s == pytest.approx(50 / WALL_S)
 
 
 def test_what_the_program_logged_is_preferred(tmp_path):

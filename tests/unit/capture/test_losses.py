@@ -356,6 +356,53 @@ def test_a_second_optimizer_of_the_same_loss_takes_no_samples_away(recorder):
     assert {"lr", "lr 2"} <= found.keys()
 
 
+@pytest.mark.parametrize("num_steps", [3, 40])  # the last one is a sampled one, or not
+def test_the_last_loss_and_norm_belong_to_the_first_of_two_optimizers(recorder, num_steps):
+    model = nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]
+    recorder.attach(model, optimizers)
+    for _ in range(num_steps):
+        model(torch.zeros(6, 4)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+    found = finish(recorder)
+    assert {name for name in found if name.endswith("2")} == {"lr 2"}
+    assert found["backward_loss"].step[-1] == found["grad_norm"].step[-1] == num_steps - 1
+
+
+@pytest.mark.parametrize("num_steps", [2, 40])
+def test_losses_of_one_forward_add_up(recorder, num_steps):
+    """Two backward calls on one graph are one microbatch's; two forwards are two."""
+    model = nn.Linear(4, 2)
+    optimizer = attach(recorder, model)
+    sums = []
+    for _ in range(num_steps):
+        total = 0.0
+        for _ in range(2):
+            first, second = model(torch.randn(3, 4)).square().mean(0)
+            first.backward(retain_graph=True)
+            second.backward()
+            total += (first + second).item() / 2
+        optimizer.step()
+        sums.append(total)
+    found = finish(recorder)["backward_loss"]
+    assert found.value.tolist() == pytest.approx([sums[step] for step in found.step])
+    assert found.step[-1] == num_steps - 1
+    assert "added up over backward calls of one forward, mean of 2 microbatches" in found.source
+
+
+def test_backwards_after_all_forwards_are_microbatches_of_their_own(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    losses = [model(torch.randn(3, 4)).square().mean() for _ in range(4)]
+    for loss in losses:
+        loss.backward()
+    optimizer.step()
+    found = finish(recorder)["backward_loss"]
+    assert found.value.tolist() == pytest.approx([sum(loss.item() for loss in losses) / 4])
+
+
 def test_of_an_optimizer_that_computes_the_loss_itself_the_first_is_the_steps(recorder):
     model = nn.Linear(4, 1)
     inputs = torch.randn(8, 4)

@@ -7,7 +7,8 @@ A loss that the recorder took from backward (`backward_loss`) is one value a ste
 means it where that is known: times what it was divided by, where that is the number of the step's
 microbatches or where the model returned the loss itself; added up over microbatches, where the
 model was told the tokens of the whole step; otherwise the mean of what backward was called on.
-`source` says which. With several optimizers each has its own signals, numbered from 2 on.
+Several backward calls of one forward are one microbatch: their losses add up. `source` says which.
+With several optimizers each has its own signals, numbered from 2 on.
 """
 
 from collections.abc import Mapping
@@ -128,11 +129,11 @@ def _restore_loss(rows: Columns, usual: int) -> ScalarSeries:
     if is_loss.any():  # else the program calls torch.autograd.grad alone
         rows = {text: column[is_loss] for text, column in rows.items()}
         value, flags = value[is_loss], flags[is_loss]
-    step, index, counts = np.unique(
-        int64_column(rows, "step"), return_inverse=True, return_counts=True
-    )
+    step, index = np.unique(int64_column(rows, "step"), return_inverse=True)
     if not len(step):
         return ScalarSeries(step=step, value=value)
+    is_further = flags & ScalarFlag.FURTHER != 0
+    counts = np.maximum(np.bincount(index, weights=~is_further).astype(np.int64), 1)
     divisor = _floats(rows, "divisor")
     is_added = flags & ScalarFlag.NORMALIZED != 0
     is_returned = (flags & ScalarFlag.RETURNED != 0) & (divisor != 0)
@@ -152,6 +153,7 @@ def _restore_loss(rows: Columns, usual: int) -> ScalarSeries:
         divisor=float(factor[last]),
         num_microbatches=int(counts[-1]),
         is_unscaled=bool(flags[last] & ScalarFlag.UNSCALED),
+        has_further=bool(is_further[last]),
     )
     return ScalarSeries(step=step, value=restored, source=source)
 
@@ -169,10 +171,13 @@ def _describe_loss(
     divisor: float,
     num_microbatches: int,
     is_unscaled: bool,
+    has_further: bool,
 ) -> str:
     text = "what the model returned as its loss" if is_returned and not is_added else _ROOT
     if is_unscaled:
         text += ", before the gradient scaler"
+    if has_further:
+        text += ", added up over backward calls of one forward"
     if is_added and num_microbatches > 1:
         return f"{text}, added up over {num_microbatches} microbatches (normalised by all tokens)"
     if not is_returned and divisor > 1:

@@ -116,6 +116,8 @@ def measure_rates(
                 over="ignore", invalid="ignore"
             ):  # absurd values: the report names inf
                 total = float(series.value[finite].sum())
+            if name.startswith("input_"):
+                total *= _stretch_over_first(series.step[finite], steps.step)
             rates[name] = _Rate(
                 # Steps that are no longer there had about as much.
                 per_s=total * (steps.num_finished / len(steps)) * 1e9 / span_ns,
@@ -123,6 +125,13 @@ def measure_rates(
                 num_nonfinite=int(np.count_nonzero(in_steps)) - int(np.count_nonzero(finite)),
             )
     return rates
+
+
+def _stretch_over_first(counted: Int64s, steps: Int64s) -> float:
+    """What counts of the other steps grow by where the first one has none: compiled modules tell
+    who calls them from the second step on, and the first step's time is in the rate."""
+    is_first_alone = len(steps) > 1 and counted.min() == steps[1]
+    return len(steps) / (len(steps) - 1) if is_first_alone else 1.0
 
 
 def pick_rank_tokens(rates: RankRates) -> TokenRate | Unavailable:

@@ -94,7 +94,8 @@ class Losses:
         self._has_told_model = False
         """When optimizers were replaced last."""
         self._last_step = -1
-        self._last_divisor, self._last_flags = 0.0, 0
+        self._last_kinds: list[tuple[float, int]] = []
+        """Divisor and flags of each loss of the last step that was sampled."""
 
     # --- what comes by --------------------------------------------------------------------
 
@@ -128,6 +129,7 @@ class Losses:
         """The first backward of a step."""
         self._write_pending()
         self._pending_step = self._timeline.step
+        self._last_kinds = []
 
     def _write_pending(self) -> None:
         """Without an optimizer's step, the end of the program's own step settles whose they are."""
@@ -136,8 +138,19 @@ class Losses:
             for signal in pending:
                 self._write(signal, 1, self._pending_step)
 
-    def take(self, roots: Any, unscaled: Any, *, is_normalized: bool, is_gradient: bool) -> None:
-        """What backward is called on, and what a gradient scaler was given for it, or None."""
+    def take(
+        self,
+        roots: Any,
+        unscaled: Any,
+        *,
+        is_normalized: bool,
+        is_gradient: bool,
+        is_further: bool = False,
+    ) -> None:
+        """What backward is called on, and what a gradient scaler was given for it, or None.
+
+        `is_further`: of the same forward as the backward before.
+        """
         if self._scalars.look_at_loss is not None:
             self._scalars.look_at_loss(roots)
         root = roots[0] if isinstance(roots, (list, tuple)) and len(roots) == 1 else roots
@@ -153,8 +166,10 @@ class Losses:
             | (is_normalized or _is_told_items()) * ScalarFlag.NORMALIZED
             | (loss is not root) * ScalarFlag.UNSCALED
             | is_gradient * ScalarFlag.GRADIENT
+            | is_further * ScalarFlag.FURTHER
         )
-        self._last_divisor, self._last_flags = signal.divisor, signal.flags
+        if not is_gradient and len(self._last_kinds) < _MAX_PENDING:
+            self._last_kinds.append((signal.divisor, signal.flags))
         self._add(signal)
 
     def forget_loss(self) -> None:
@@ -261,12 +276,16 @@ class Losses:
         self._num_looks[is_finite] += 1
         for step, losses in losses_by_step.items():
             self._write_losses(losses, 1, step, now_ns)
+        last, numbers = self._kept.get(1, (-1, ([], None, None)))
+        if last in losses_by_step:  # once is enough: some losses of a step are added up
+            self._kept[1] = (last, ([], *numbers[1:]))
 
     def _write_losses(self, losses: Sequence[Any], number: int, step: int, now_ns: int) -> None:
         """What the program divides by is taken to be what it was in the last sampled step."""
+        kinds = self._last_kinds or [(0.0, 0)]
         for microbatch, loss in enumerate(losses):
             signal = Signal("backward_loss", loss, now_ns, microbatch)
-            signal.divisor, signal.flags = self._last_divisor, self._last_flags
+            signal.divisor, signal.flags = kinds[min(microbatch, len(kinds) - 1)]
             self._write(signal, number, step)
 
     def write_last(self) -> None:

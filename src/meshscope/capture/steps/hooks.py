@@ -46,6 +46,12 @@ def is_compiling() -> bool:
     return False
 
 
+def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of `torch.autograd.backward` leaves its graph to a further one."""
+    given = dict(zip(("retain_graph", "create_graph"), args[2:4], strict=False)) | kwargs
+    return bool(given.get("retain_graph") or given.get("create_graph"))
+
+
 class Hooks:
     """Forward, backward, optimizer, loader and clipping, turned into phases and steps."""
 
@@ -75,6 +81,7 @@ class Hooks:
         "_previous",
         "_rate",
         "_recent",
+        "_retained",
         "_signal_ns",
         "_signalled",
         "_steps",
@@ -164,6 +171,8 @@ class Hooks:
         """What taking the numbers of this step has cost so far."""
         self._unscaled: Any = None
         """What a gradient scaler was given, until backward is called on what it returned."""
+        self._retained = (-1, -1)
+        """Step and microbatch of the last backward that kept its graph for another one."""
         self._is_gradient = False
         self._is_normalized = False
         """Whether the model was told the tokens of the whole step."""
@@ -354,6 +363,8 @@ class Hooks:
             else:
                 timeline.enter(timeline.stack, BACKWARD, now_ns)
             self._take_loss(now_ns, args[0] if args else kwargs.get("tensors"))
+            if _keeps_graph(args, kwargs):
+                self._retained = (timeline.step, timeline.microbatch)
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -385,8 +396,13 @@ class Hooks:
                 self.losses.begin()
         if self._takes_signals:
             is_normalized, is_gradient = self._is_normalized, self._is_gradient
+            before = (self._timeline.step, self._timeline.microbatch - 1)
             self.losses.take(
-                loss, self._unscaled, is_normalized=is_normalized, is_gradient=is_gradient
+                loss,
+                self._unscaled,
+                is_normalized=is_normalized,
+                is_gradient=is_gradient,
+                is_further=not self._num_forwards and self._retained == before,
             )
             self._signal_ns += self._clock() - now_ns
         elif not self._is_gradient and type(loss) is self._tensor and loss.numel() == 1:
@@ -576,6 +592,7 @@ class Hooks:
             if self._steps.has_several:
                 kept = (self._recent, self._norm, self._rate)
                 self.losses.keep(optimizer, kept, self._timeline.current_step)
+                self._recent, self._norm = [], None  # one that steps after it has no part in them
             return
         self._rate = self._norm = None
         self.losses.settle(optimizer, has_several=has_several)

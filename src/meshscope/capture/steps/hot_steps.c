@@ -803,12 +803,20 @@ static int take_loss(Hooks *self, Timeline *timeline, long long now_ns, PyObject
     return failed ? -1 : 0;
 }
 
+/* Whether a backward leaves its graph to another one: what is said there is written in Python. */
+static int keeps_graph(PyObject *args, PyObject *kwargs) {
+    Py_ssize_t size = PyTuple_Size(args);
+    if (size > 2 && PyTuple_GetItem(args, 2) == Py_True) return 1;
+    if (size > 3 && PyTuple_GetItem(args, 3) == Py_True) return 1;
+    return size < 4 && PyDict_Size(kwargs) > 1; /* Tensor.backward gives `inputs` alone by name */
+}
+
 static PyObject *hooks_backward_begins(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     Hooks *self = (Hooks *)object;
     long long now_ns;
     if (nargs != 2 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1]) || !is_complete(self) ||
         self->backward_depth || !self->num_forwards || !self->timeline->step_start_ns ||
-        !is_free(self->timeline, BACKWARD)) {
+        !is_free(self->timeline, BACKWARD) || keeps_graph(args[0], args[1])) {
         return call_method(object, text_plain_backward_begins, args, nargs);
     }
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "backward begin");
