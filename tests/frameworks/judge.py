@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from kinds import Kind
@@ -254,9 +254,9 @@ def _judge_loss(kind: Kind, outcome: Outcome, study: Any) -> Cell:
     series = _list_losses(_read_document(study))
     wrong = []
     for name in [name for name in ranks[0][0] if name.startswith("loss")]:
-        # Of replicas the report shows the mean, as frameworks do.
+        # Of replicas the report shows the median: of two that is the mean, as frameworks have it.
         values = zip(*([step[name] for step in steps] for steps in ranks), strict=True)
-        by_hand = {number: fmean(several) for number, several in enumerate(values)}
+        by_hand = {number: median(several) for number, several in enumerate(values)}
         reasons = [_find_difference(by_hand, found) for found in series]
         if all(reasons):
             wrong.append(f"{name}: {min(reasons, key=len) if reasons else 'not recorded'}")

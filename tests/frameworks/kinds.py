@@ -116,7 +116,7 @@ def _visit(name: str, program: str, *arguments: str, **rest: Any) -> Kind:
 
 GUESTS = (
     _visit("nanoGPT", "nano"),
-    _visit("torchvision's reference", "pictures", unknown=("samples",)),
+    _visit("torchvision's reference", "pictures", extra=("compile", "eval")),
     _visit("sequence to sequence", "translate"),
     _visit("LoRA, checkpointed blocks", "lora"),
     _visit("two backwards, one update", "two_backwards"),

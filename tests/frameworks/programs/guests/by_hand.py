@@ -6,7 +6,7 @@ from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 10))
-for step in range(30):
+for _ in range(30):
     x, y = torch.randn(128, 128), torch.randint(0, 10, (128,))
     with hand("forward"):
         output = model(x)

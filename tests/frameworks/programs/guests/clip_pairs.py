@@ -1,4 +1,4 @@
-"""Two encoders and a learned temperature in one module without a forward; heads for several tasks."""
+"""Two encoders, a learned temperature and heads for tasks in one module without a forward."""
 
 import torch
 from hand import hand
@@ -41,7 +41,7 @@ for step in range(30):
         loss.backward()
     with hand("optimizer"):
         optimizer.step()
-    hand.step(loss=loss.item(), samples=32)
+    hand.step(loss=loss.item(), samples=32, tokens=words.numel())
     if step % 10 == 9:
         print(f"{step} {loss.item():.5f}")
 hand.write()

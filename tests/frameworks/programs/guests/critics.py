@@ -1,4 +1,4 @@
-"""A Wasserstein GAN with a gradient penalty: five updates of the critic for one of the generator."""
+"""A Wasserstein GAN with a penalty: five updates of the critic for one of the generator."""
 
 import torch
 from hand import hand

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in ways that people use: `--way` join, static, powersgd, bf16, sync_bn, zero, accumulate, manual, buckets, local."""
+"""DistributedDataParallel, and averaging by hand, in the ways that people use: `--way`."""
 
 import argparse
 from contextlib import nullcontext
@@ -27,8 +27,8 @@ if way not in ("manual", "buckets", "local"):
 if way == "powersgd":
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=4)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-if way == "bf16":
-    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+if way == "fp16":
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 if way == "zero":
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 else:
@@ -102,4 +102,5 @@ with model.join() if way == "join" else nullcontext():
         if step % 8 == 7 and rank == 0:
             print(f"step {step}: loss {total:.6f}", flush=True)
 hand.write()
+dist.barrier()
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A student learns from a frozen teacher; blocks are compiled one by one; lengths vary."""
+"""A student learns from a frozen teacher, whose time nobody names; lengths vary."""
 
 import torch
 from hand import hand
@@ -11,7 +11,7 @@ optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=30)
 for step in range(30):
     tokens = torch.randint(0, 100, (8, 32 + 8 * (step % 5)))
-    with torch.no_grad(), hand("eval"):
+    with torch.no_grad():
         wanted = teacher(tokens)
     with hand("forward"):
         logits = student(tokens)

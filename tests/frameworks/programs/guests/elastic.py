@@ -1,4 +1,4 @@
-"""torchrun restarts all ranks once: rank 1 dies after step 12, and the job goes on from its last checkpoint."""
+"""torchrun restarts all ranks once: rank 1 dies after step 12, the job resumes."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""A loop that ends in the way that it is told: `--end raise | kill | exit | os_exit | term | usr1 | child | interrupt`."""
+"""A loop that ends in the way that it is told: `--end`."""
 
 import argparse
 import os

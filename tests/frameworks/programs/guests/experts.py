@@ -1,4 +1,4 @@
-"""A mixture of experts over ranks, tokens sent by all_to_all_single in forward and backward; the rest is replicated by hand."""
+"""Experts over ranks: tokens go by all_to_all_single, the rest is averaged by hand."""
 
 import torch
 import torch.distributed as dist
@@ -75,4 +75,5 @@ for step in range(24):
     if rank == 0 and step % 8 == 7:
         print(f"{step} {loss.item():.4f}", flush=True)
 hand.write()
+dist.barrier()
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Adapters of low rank on a frozen transformer, by hand; half of the steps use checkpointed blocks."""
+"""Adapters of low rank on a frozen transformer, by hand; its blocks are checkpointed."""
 
 import torch
 from hand import hand

@@ -1,4 +1,4 @@
-"""A small GPT as many people train it: memory-mapped tokens, accumulation, cosine schedule, evaluation, checkpoints."""
+"""A small GPT as many people train it: accumulation, cosine schedule, evaluation, checkpoints."""
 
 import math
 import tempfile

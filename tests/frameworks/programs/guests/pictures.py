@@ -1,4 +1,4 @@
-"""An image classifier as torchvision's references train it: workers, mixup, average of the weights, warm-up."""
+"""Images as in the references of torchvision: workers, mixup, averaged weights, warm-up."""
 
 import math
 import sys
@@ -89,16 +89,10 @@ def evaluate(model, criterion, loader):
     model.eval()
     right = 0
     with torch.inference_mode():
-        iterator = iter(loader)
-        while True:
-            with hand("eval"):
-                batch = next(iterator, None)
-            if batch is None:
-                break
-            with hand("eval"):
-                output = model(batch[0])
-            criterion(output, batch[1])
-            right += int((output.argmax(1) == batch[1]).sum())
+        for image, target in loader:
+            output = model(image)
+            criterion(output, target)
+            right += int((output.argmax(1) == target).sum())
     print("accuracy", right)
 
 

@@ -1,4 +1,4 @@
-"""A program with profilers of its own: torch's by a schedule, cProfile around all, tracemalloc."""
+"""Profilers of its own: torch by a schedule, cProfile around all, tracemalloc."""
 
 import cProfile
 import pstats
@@ -21,7 +21,7 @@ profiler = torch.profiler.profile(
 watch = cProfile.Profile()
 watch.enable()
 with profiler:
-    for step in range(30):
+    for _ in range(30):
         tokens = draw_tokens()
         with hand("forward"):
             logits = model(tokens)

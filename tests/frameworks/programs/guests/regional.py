@@ -1,4 +1,4 @@
-"""Blocks compiled one by one and in place, of one kind, lengths that change: one code, made again once."""
+"""Blocks compiled one by one and in place; lengths change, so code is made again once."""
 
 import torch
 from hand import hand

@@ -1,4 +1,4 @@
-"""Deep Q-learning: moves in an environment, a buffer, a frozen target, an update at every fourth move."""
+"""Deep Q-learning: moves, a buffer, a frozen target, an update at every fourth move."""
 
 import random
 from collections import deque

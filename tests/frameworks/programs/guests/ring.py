@@ -1,4 +1,4 @@
-"""Keys and values sent around a ring by batch_isend_irecv, forward and backward; a step is one sequence cut over ranks."""
+"""Keys and values sent around a ring by batch_isend_irecv; each rank has a part of a sequence."""
 
 import torch
 import torch.distributed as dist
@@ -72,4 +72,5 @@ for step in range(24):
     if rank == 0 and step % 8 == 7:
         print(f"{step} {loss.item():.4f}", flush=True)
 hand.write()
+dist.barrier()
 dist.destroy_process_group()

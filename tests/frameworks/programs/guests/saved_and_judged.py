@@ -1,4 +1,4 @@
-"""DDP: asynchronous checkpoints of all ranks, an evaluation on rank 0 for which the others wait, workers for batches."""
+"""DDP: asynchronous checkpoints, an evaluation on rank 0 that others wait for, workers."""
 
 import tempfile
 
@@ -24,6 +24,7 @@ def main() -> None:
     loader = DataLoader(data, 8, sampler=sampler, num_workers=1)
     place = [tempfile.mkdtemp()]
     dist.broadcast_object_list(place)
+    of_saves = dist.new_group(backend="gloo")
     saving = None
     step = 0
     for epoch in range(2):
@@ -51,7 +52,9 @@ def main() -> None:
                 of_model, of_optimizer = get_state_dict(model, optimizer)
                 state = {"model": of_model, "optimizer": of_optimizer}
                 with hand("checkpoint"):
-                    saving = dcp.async_save(state, checkpoint_id=f"{place[0]}/{step}")
+                    saving = dcp.async_save(
+                        state, checkpoint_id=f"{place[0]}/{step}", process_group=of_saves
+                    )
         model.eval()
         if rank == 0:
             with torch.no_grad():
@@ -64,6 +67,7 @@ def main() -> None:
     if saving is not None:
         saving.result()
     hand.write()
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Sharded parameters: `--way` fsdp1 (wrapped by policy), hsdp (FSDP2 on a mesh of two dimensions), tp (DTensor, sequences, loss in parallel)."""
+"""Sharded parameters: `--way` fsdp1, hsdp (a mesh of two dimensions), tp (DTensor)."""
 
 import argparse
 import functools
@@ -113,4 +113,5 @@ for step in range(20):
     if step % 5 == 4 and rank == 0:
         print(f"step {step}: loss {value.item():.4f}", flush=True)
 hand.write()
+dist.barrier()
 dist.destroy_process_group()

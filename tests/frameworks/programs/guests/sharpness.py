@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization: two forwards and backwards for an update, the optimizer inside another."""
+"""Sharpness-aware minimization: two forwards and backwards for an update."""
 
 import torch
 from hand import hand
@@ -48,7 +48,8 @@ for step in range(30):
     with hand("backward"):
         again.backward()
     optimizer.second_step()
-    hand.step(loss=0.5 * (loss.item() + again.item()))
+    # Each of 128 samples is trained on twice.
+    hand.step(loss=0.5 * (loss.item() + again.item()), samples=256)
     if step % 10 == 9:
         print(f"{step} {loss.item():.5f}")
 hand.write()

@@ -1,4 +1,4 @@
-"""Pipelines of torch: `--schedule` 1f1b, interleaved, zbv, on two ranks; the rate is warmed up."""
+"""Pipelines of torch: `--schedule` 1f1b, interleaved, zbv, on two ranks."""
 
 import argparse
 
@@ -25,7 +25,7 @@ class Part(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(100, WIDTH) if index == 0 else nn.Identity()
         self.body = nn.Sequential(nn.Linear(WIDTH, 512), nn.GELU(), nn.Linear(512, WIDTH))
-        self.head = nn.Linear(WIDTH, 100) if index == count - 1 else nn.Identity()
+        self.head = nn.Linear(WIDTH, 100) if index == count - 1 else nn.LayerNorm(WIDTH)
 
     def forward(self, x):
         return self.head(self.body(self.embedding(x)))
@@ -78,4 +78,5 @@ for step in range(20):
     if losses and step % 5 == 4:
         print(f"step {step}: loss {numbers['loss']:.4f}", flush=True)
 hand.write()
+dist.barrier()
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""An endless stream of packed tokens, read by a worker, with epochs that nobody counts; bfloat16 weights."""
+"""An endless stream of packed tokens, read by a worker; weights in bfloat16."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Meta-learning: an inner update by functional_call and autograd.grad, an outer one by an optimizer."""
+"""Meta-learning: inner updates by functional_call and autograd.grad, an outer one."""
 
 import torch
 from hand import hand
@@ -31,7 +31,7 @@ for step in range(24):
         outer.backward()
     with hand("optimizer"):
         meta.step()
-    hand.step(loss=outer.item())
+    hand.step(loss=outer.item(), samples=4 * 64)
     if step % 8 == 7:
         print(f"{step} {outer.item():.5f}")
 hand.write()

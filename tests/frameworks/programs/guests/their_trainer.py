@@ -1,4 +1,4 @@
-"""A trainer as libraries have them: arguments, callbacks, a log history, evaluation by steps, a train method."""
+"""A trainer as libraries have them: arguments, callbacks, a history, evaluation by steps."""
 
 from dataclasses import dataclass, field
 

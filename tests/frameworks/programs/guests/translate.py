@@ -1,4 +1,4 @@
-"""Sequence to sequence: an encoder and a decoder that are called by the loop, padded batches of many lengths."""
+"""Sequence to sequence: the loop calls an encoder and a decoder; padded batches, many lengths."""
 
 import random
 
@@ -69,6 +69,7 @@ for epoch in range(1):
         with hand("optimizer"):
             optimizer.step()
         scheduler.step()
-        hand.step(loss=loss.item(), samples=len(source))
+        tokens = source.numel() + target[:, :-1].numel()
+        hand.step(loss=loss.item(), samples=len(source), tokens=tokens)
     print(f"epoch {epoch}: {loss.item():.5f}")
 hand.write()

@@ -33,7 +33,8 @@ for step in range(30):
         (0.1 * divergence).backward()
     with hand("optimizer"):
         optimizer.step()
-    hand.step(loss_reconstruction=reconstruction.item(), samples=128)
+    loss = reconstruction.item() + 0.1 * divergence.item()
+    hand.step(loss=loss, samples=128)
     if step % 10 == 9:
         print(f"{step} {reconstruction.item():.5f} {divergence.item():.5f}")
 hand.write()

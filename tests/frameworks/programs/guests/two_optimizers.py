@@ -1,4 +1,4 @@
-"""One model, two optimizers in each step: one of its own kind for matrices, AdamW for the rest."""
+"""One model, two optimizers in each step: one of its own for matrices, AdamW for the rest."""
 
 import torch
 from hand import hand
