@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshscope.analyze.rank.caught_errors import CaughtErrors, as_int, list_errors
 from meshscope.analyze.rank.overhead import Overhead
 from meshscope.analyze.rank.phases import order_steps
+from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
@@ -37,7 +40,7 @@ class RecordingHealth:
     """Steps of all ranks together."""
     missing_ranks: RankRanges
     short_ranks: tuple[int, ...]
-    """Ranks with at least two steps fewer than the longest."""
+    """Ranks with at least two steps fewer than the longest, which left before it."""
     unfinished_ranks: tuple[int, ...]
     """Ranks without a closing line: still running, or killed."""
     num_pauses: int
@@ -73,7 +76,12 @@ def assess_recording(
         rank: _count_finished(attempt.ranks[rank], count) for rank, count in num_steps.items()
     }
     most = max(num_steps.values(), default=0)
-    short = tuple(rank for rank, count in num_steps.items() if count < most - 1)
+    longest = next((rank for rank, count in num_steps.items() if count == most), -1)
+    short = tuple(
+        rank
+        for rank, count in num_steps.items()
+        if count < most - 1 and not _stays_to_the_end(attempt.ranks[rank], attempt.ranks[longest])
+    )
     problems = [*attempt.problems, *(p for rank in attempt for p in rank.problems), *extra_problems]
     if short:
         problems.append(_short_problem(short, num_steps, most))
@@ -117,6 +125,28 @@ def _find_sampling_cost(attempt: Attempt) -> int | Unavailable:
     costs = [as_int(line.get("cost_ns")) for line in lines if isinstance(line, dict)]
     known = [cost for cost in costs if cost is not None]
     return max(known) if known else Unavailable("no kernel sample ended")
+
+
+def _stays_to_the_end(recording: Recording, longest: Recording) -> bool:
+    """Whether it ended in order and with the last operations that it shares with the longest one:
+    its batches ran out, and it went on taking part, as within `DistributedDataParallel.join`."""
+    if recording.closing is None or longest.closing is None:
+        return False
+    own, others = _find_last_operations(recording), _find_last_operations(longest)
+    shared = own.keys() & others.keys()
+    return bool(shared) and all(own[group] == others[group] for group in shared)
+
+
+def _find_last_operations(recording: Recording) -> dict[tuple[str, tuple[int, ...]], int]:
+    """The number of the last collective of each group of several ranks, by its name."""
+    operations = recording.read("collectives")
+    is_shared = ~np.isin(operations["kind"], [int(kind) for kind in POINT_TO_POINT])
+    found = {}
+    for group_id, group in recording.groups.items():
+        numbers = operations["sequence"][is_shared & (operations["group_id"] == group_id)]
+        if len(group.ranks) > 1 and len(numbers):
+            found[group.name, group.ranks] = int(numbers.max())
+    return found
 
 
 def _short_problem(short: tuple[int, ...], num_steps: Mapping[int, int], most: int) -> Problem:

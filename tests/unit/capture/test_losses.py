@@ -1,6 +1,7 @@
 """The loss that is shown is the one the program means, under whatever it does to it first."""
 
 import gc
+import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -369,6 +370,29 @@ def test_the_last_loss_and_norm_belong_to_the_first_of_two_optimizers(recorder, 
     found = finish(recorder)
     assert {name for name in found if name.endswith("2")} == {"lr 2"}
     assert found["backward_loss"].step[-1] == found["grad_norm"].step[-1] == num_steps - 1
+
+
+def test_an_optimizer_that_steps_seldom_has_a_curve(recorder):
+    """A critic's five updates for one of the generator's."""
+    models = [nn.Linear(4, 1), nn.Linear(4, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    recorder.attach(models, optimizers)
+    for _ in range(20):
+        for number in (0, 0, 0, 0, 0, 1):
+            loss = models[number](torch.ones(3, 4)).mean()
+            optimizers[number].zero_grad()
+            loss.backward()
+            optimizers[number].step()
+            time.sleep(0.002)
+    found = finish(recorder)
+    assert found["backward_loss"].step[-1] == 99
+    curve = found["backward_loss 2"]
+    # Whenever the critic's numbers are taken, so are the generator's last ones.
+    sampled = [step for step in found["backward_loss"].step.tolist() if step > 4]
+    assert {step - 1 - step % 5 for step in sampled if step % 5 < 4} <= set(curve.step.tolist())
+    assert set((curve.step % 5).tolist()) == {4}
+    assert curve.step[-1] == 99
+    assert curve.value.tolist() == sorted(curve.value.tolist(), reverse=True)
 
 
 @pytest.mark.parametrize("num_steps", [2, 40])

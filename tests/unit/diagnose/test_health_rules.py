@@ -17,7 +17,7 @@ from builders import (
     put_step,
     table_path,
 )
-from communication_builders import Job
+from communication_builders import Job, operation_words
 from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
@@ -101,6 +101,32 @@ def test_a_rank_that_ended_early_in_order_is_named(tmp_path):
         writer.close(end_host_mono_ns=2 * 10**9)
     (found,) = find("HE002", tmp_path)
     assert (found.title, found.severity) == ("rank 1 stopped before the others", Severity.HIGH)
+
+
+@pytest.mark.parametrize(("num_last", "is_named"), [(8, False), (4, True)])
+def test_a_rank_without_batches_that_takes_part_to_the_end_did_not_stop(
+    tmp_path, num_last, is_named
+):
+    """As within `DistributedDataParallel.join`: the others' sums need it."""
+    job = Job(tmp_path, num_ranks=2)
+    group = job.group(range(2), description="default_pg")
+    for step in range(8):
+        if step < num_last:
+            job.collective(group, {0: step * 10 * MS, 1: step * 10 * MS})
+        else:
+            alone = job.group([0], description=f"{step}")
+            job.collective(alone, {0: step * 10 * MS})
+        for rank, writer in job.writers.items():
+            if rank == 0 or step < 4:
+                begin_ns = job.local_ns(rank, step * 10 * MS)
+                put_step(writer, step, begin_ns, begin_ns + 9 * MS)
+    for _ in range(8 - num_last):
+        job.writers[0].table("collectives").put(
+            *operation_words(enqueue_ns=START_MONO_NS, sequence=8, group_id=group)
+        )
+    job.close()
+    titles = [finding.title for finding in find("HE002", tmp_path)]
+    assert titles == ["rank 1 stopped before the others"] * is_named
 
 
 def test_a_rank_whose_steps_are_lost_did_not_stop(tmp_path):

@@ -93,7 +93,8 @@ class Losses:
         """Times that the journal was told of another model."""
         self._has_told_model = False
         """When optimizers were replaced last."""
-        self._last_step = -1
+        self._last_steps: dict[int, int] = {}
+        """By optimizer the last step that was sampled."""
         self._last_kinds: list[tuple[float, int]] = []
         """Divisor and flags of each loss of the last step that was sampled."""
 
@@ -200,10 +201,12 @@ class Losses:
         if optimizer is not None:
             rate = optimizer.param_groups[0].get("lr")
             pending.append(Signal("lr", rate, self._clock(), self._timeline.microbatch))
-        self._last_step = max(self._last_step, self._timeline.current_step)
+        self._last_steps[number] = self._timeline.current_step
         self._kept.pop(number, None)
         for signal in pending:
             self._write(signal, number, self._timeline.current_step)
+        if has_several:  # those that step less often have not stepped in a sampled step
+            self._write_kept()
 
     def _write(self, signal: Signal, number: int, step: int) -> None:
         if not number:
@@ -253,8 +256,9 @@ class Losses:
 
     def keep(self, optimizer: Any, numbers: Kept, step: int) -> None:
         """The numbers of a step that is not sampled: it may turn out to be the last one."""
-        if step > self._last_step:
-            self._kept[self._number(optimizer)] = (step, numbers)
+        number = self._number(optimizer)
+        if step > self._last_steps.get(number, -1):
+            self._kept[number] = (step, numbers)
 
     def look_back(self, losses_by_step: Mapping[int, list[float]]) -> None:
         """Writes the losses, on the host, of steps that were not sampled, if one stands out.
@@ -291,7 +295,12 @@ class Losses:
     def write_last(self) -> None:
         """At the end: the numbers of the last step, if it was not sampled."""
         self._write_pending()
+        self._write_kept()
+
+    def _write_kept(self) -> None:
+        """What is kept of steps that were not sampled."""
         for number, (step, (losses, norm, rate)) in self._kept.items():
+            self._last_steps[number] = step
             now_ns = self._clock()
             self._write_losses(losses if _are_readable(losses) else (), number, step, now_ns)
             for name, value in (("grad_norm", norm), ("lr", rate)):
