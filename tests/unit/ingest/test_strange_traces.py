@@ -1,0 +1,144 @@
+"""Every strange trace through the commands that read traces: numbers, words, no traceback."""
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from meshscope.cli import main
+from strange_traces import CASES, Case, Known
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+_MAX_SECONDS = 60
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@contextmanager
+def no_longer_than(seconds: int) -> Iterator[None]:
+    """What hangs fails instead."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"hangs: more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def find_misses(case: Case, path: Path) -> list[str]:
+    """What is not as known."""
+    told = invoke("trace", path, "--json", "--no-cache")
+    if told.exit_code != case.exit_code:
+        return [f"exit {told.exit_code} instead of {case.exit_code}: {told.output[-300:]!r}"]
+    screen = invoke("trace", path, "--no-cache")
+    misses = _read_as_a_person(case, screen)
+    if case.exit_code:
+        return misses
+    document = json.loads(told.stdout)
+    devices = [
+        (device, verdict)
+        for one, verdict in zip(document["traces"], document["verdicts"], strict=True)
+        for device in one["devices"]
+    ]
+    sources = [one["step_source"] for one in document["traces"] for _ in one["devices"]]
+    if len(devices) != len(case.known):
+        return [*misses, f"{len(devices)} devices instead of {len(case.known)}"]
+    for place, ((device, verdict), source, known) in enumerate(
+        zip(devices, sources, case.known, strict=True)
+    ):
+        found = _compare(device, verdict, source, known)
+        misses += [f"device {place}: {text}" for text in found]
+    return misses
+
+
+def _read_as_a_person(case: Case, screen: Result) -> list[str]:
+    misses = []
+    text = screen.output
+    if case.exit_code:
+        lines = screen.stderr.splitlines()
+        if len(lines) != 1 or not lines[0].startswith("meshscope:") or screen.stdout:
+            misses.append(f"not one sentence on stderr: {screen.output!r}")
+    misses += [f"{word!r} is not said" for word in case.says if word.lower() not in text.lower()]
+    misses += [f"{word!r} gets through" for word in case.never if word in text]
+    found = _CONTROLS.search(text)
+    if found:
+        misses.append(f"{found[0]!r} gets through")
+    return misses
+
+
+def _compare(
+    device: dict[str, Any], verdict: dict[str, Any], source: str, known: Known
+) -> list[str]:
+    time = device["breakdown"]["time"]
+    categories = {row["category"]: row["total_ns"] for row in device["categories"]}
+    numbers = tuple(one["step"] for one in device["breakdown"]["steps"])
+    pairs: list[tuple[str, Any, Any]] = [
+        ("step source", known.step_source, source),
+        ("steps", known.step_numbers, numbers),
+        ("kernels", known.num_kernels, time["num_kernels"]),
+        ("collectives", known.num_collectives, time["num_collectives"]),
+    ]
+    pairs += [
+        (part, None if us is None else round(us * 1000), time[f"{part}_ns"])
+        for part, us in (
+            ("compute", known.compute_us),
+            ("communication", known.communication_us),
+            ("exposed", known.exposed_us),
+            ("exposed_copy", known.exposed_copy_us),
+            ("idle", known.idle_us),
+        )
+    ]
+    pairs += [(name, round(us * 1000), categories.get(name)) for name, us in known.categories_us]
+    misses = [
+        f"{name} {got!r}, not {expected!r}"
+        for name, expected, got in pairs
+        if expected is not None and got != expected
+    ]
+    if known.verdicts is not None and verdict.get("cause") not in known.verdicts:
+        misses.append(f"verdict {verdict!r}, not of {known.verdicts}")
+    return misses
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_strange_trace_is_read_right(tmp_path: Path, case: Case) -> None:
+    path = case.write(tmp_path / "given")
+    with no_longer_than(_MAX_SECONDS):
+        assert find_misses(case, path) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if not case.exit_code],
+    ids=[case.name for case in CASES if not case.exit_code],
+)
+def test_the_other_commands_take_it_too(tmp_path: Path, case: Case) -> None:
+    path = case.write(tmp_path / "given")
+    page = tmp_path / "page.html"
+    table = tmp_path / "kernels.csv"
+    with no_longer_than(_MAX_SECONDS):
+        for arguments in (
+            ("report", path, "--html", page),
+            ("report", path, "--json"),
+            ("report", path, "--all"),
+            ("trace", path, "--against", path, "--no-cache"),
+            ("sql", path, "SELECT * FROM trace_kernels"),
+            ("export", path, "--table", "trace_kernels", "-o", table),
+        ):
+            done = invoke(*arguments)
+            assert (done.exit_code, done.exception) == (0, None), (arguments[0], done.output)
+            assert not _CONTROLS.search(done.output), arguments[0]
+    assert "<script>alert(1)" not in page.read_text(encoding="utf-8")
+    assert table.stat().st_size
