@@ -62,6 +62,10 @@ class Case:
     says: tuple[str, ...] = ()
     """Words on the first screen (for an error: on stderr), whatever the case."""
     never: tuple[str, ...] = ()
+    missed: str = ""
+    """Why meshscope does not get it right, where it is known not to."""
+    is_one_run: bool = True
+    """Whether `report` can make a run of it."""
 
 
 CASES: list[Case] = []
@@ -73,6 +77,8 @@ def case(
     exit_code: int = 0,
     says: Sequence[str] = (),
     never: Sequence[str] = (),
+    missed: str = "",
+    is_one_run: bool = True,
 ) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
     def keep(write: Callable[[Path], Path]) -> Callable[[Path], Path]:
         CASES.append(
@@ -83,6 +89,8 @@ def case(
                 exit_code=exit_code,
                 says=tuple(says),
                 never=tuple(never),
+                missed=missed,
+                is_one_run=is_one_run,
             )
         )
         return write
@@ -308,7 +316,7 @@ def a_bare_list_of_events(folder: Path) -> Path:
     return put(folder, loop())
 
 
-@case()
+@case(says=("not closed",))
 def a_list_without_its_bracket_as_chrome_allows(folder: Path) -> Path:
     """Chrome's format says that the closing bracket may be missing."""
     return put(folder, json.dumps(loop(), indent=0)[:-1].rstrip() + ",\n")
@@ -413,7 +421,10 @@ def keys_twice(folder: Path) -> Path:
     return put(folder, text)
 
 
-@case()
+@case(
+    missed="the compiled scanner compares keys as they are written; it counts them as incomplete",
+    is_one_run=False,
+)
 def keys_with_escapes(folder: Path) -> Path:
     r"""`"t\u0073"` is `"ts"`."""
     text = json.dumps(document(loop())).replace('"ts":', '"t\\u0073":')
@@ -428,7 +439,7 @@ def numbers_in_arguments_as_text(folder: Path) -> Path:
     return put(folder, document(changed(as_text, loop())))
 
 
-@case()
+@case(missed="it is refused, with the command that makes a list of the lines", is_one_run=False)
 def one_event_on_each_line(folder: Path) -> Path:
     """JSON lines, as loggers write them."""
     return put(folder, "\n".join(json.dumps(one) for one in loop()) + "\n", "t.jsonl")
@@ -705,7 +716,8 @@ def two_processes_with_the_same_correlations(folder: Path) -> Path:
         num_collectives=4,
         categories_us=(("GEMM", 2400), ("communication", 1200)),
         verdicts=("communication",),
-    )
+    ),
+    says=("the profiler was off",),
 )
 def two_cycles_of_a_schedule(folder: Path) -> Path:
     """Ten seconds in which the profiler was off lie between steps 6 and 105: nobody was idle."""
@@ -720,7 +732,7 @@ def ranks_that_begin_at_other_steps(folder: Path) -> Path:
     return put(folder / "r", document(later, rank=1), "rank1.json").parent
 
 
-@case((LOOP, LOOP, LOOP), says=("3 of 4 ranks",))
+@case((LOOP, LOOP, LOOP), says=("3 of 4 ranks",), never=("it is the transfer that takes time",))
 def a_rank_is_missing(folder: Path) -> Path:
     for rank in (0, 1, 3):
         found = document(loop(world_size=4), rank=rank, world_size=4)
@@ -728,14 +740,17 @@ def a_rank_is_missing(folder: Path) -> Path:
     return folder / "r"
 
 
-@case((LOOP, LOOP), says=("rank 0",))
+@case((LOOP, LOOP), says=("2 traces say that they are of rank 0",), is_one_run=False)
 def two_traces_of_one_rank(folder: Path) -> Path:
     """Somebody copied a file: what the second is must be said."""
     put(folder / "r", document(loop()), "a.json")
     return put(folder / "r", document(loop()), "copy of a.json").parent
 
 
-@case((LOOP, replace(LOOP, step_numbers=None, idle_us=None, verdicts=None)))
+@case(
+    (LOOP, replace(LOOP, step_numbers=None, idle_us=None, verdicts=None)),
+    missed="it warns that step numbers go back, but rank 0 still seems to wait for rank 1",
+)
 def a_clock_that_jumps_back(folder: Path) -> Path:
     """Rank 1's clock is set back by 30 ms before its last step."""
     put(folder / "r", document(loop()), "rank0.json")
@@ -862,7 +877,7 @@ def a_cuda_graph(folder: Path) -> Path:
     events: Events = []
     for place in range(3):
         at = 10_000 + 1000 * place
-        for one in loop()[place * 16 : (place + 1) * 16]:
+        for one in loop()[place * 18 : (place + 1) * 18]:
             if one["cat"] in ("kernel", "gpu_memcpy"):
                 args = {**one["args"], "correlation": 900 + place, "graph id": 1}
                 events.append({**one, "args": args})

@@ -36,6 +36,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 BZIP2_MAGIC = b"BZh"
 XZ_MAGIC = b"\xfd7zXZ\x00"
+LZMA_MAGIC = b"\x5d\x00\x00"
+"""What xz's forerunner writes with its usual settings."""
 _ZSTD_SKIPPED = tuple(bytes((0x50 + place,)) + b"\x2a\x4d\x18" for place in range(16))
 """Frames of zstd that hold something else; pzstd begins a file with one."""
 
@@ -114,7 +116,7 @@ _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[], Unit]], ...] = (
     ((GZIP_MAGIC,), _make_gzip_unit),
     ((ZSTD_MAGIC, *_ZSTD_SKIPPED), make_zstd_unit),
     ((BZIP2_MAGIC,), bz2.BZ2Decompressor),
-    ((XZ_MAGIC,), _make_xz_unit),
+    ((XZ_MAGIC, LZMA_MAGIC), _make_xz_unit),
 )
 """How a member begins, and what expands it."""
 

@@ -24,6 +24,7 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("rocprofiler-sdk-tool", "it is rocprofv3's own JSON: write Chrome's form instead"),
     ("nodes", "it is an execution graph, as PyTorch and Chakra write, without events"),
     ("spans", "its spans are not events of Chrome's form"),
+    ("ph", "it is one event, or one on each line: put them into a list, as `jq -s .` does"),
 )
 _TEXT_CONTROLS = b"\t\n\r\f\x1b"
 

@@ -30,7 +30,11 @@ def find_others_part(
     if own is None:
         return None
     late = [one.rank for one in comparison.late if one.rank != rank]
-    return OthersPart(wait_ns=own.split.wait_ns, late_rank=late[0] if late else None)
+    return OthersPart(
+        wait_ns=own.split.wait_ns,
+        late_rank=late[0] if late else None,
+        unmatched_ns=own.split.unmatched_ns,
+    )
 
 
 def write_comparison(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshscope.analyze.device.trace_launches import SHORT_NS
 from meshscope.analyze.device.trace_outline import TraceOutline
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
-from meshscope.analyze.device.trace_verdict import judge
+from meshscope.analyze.device.trace_verdict import find_missing_ranks, judge
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_communication import AxisRow
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what compares ranks is loaded for several traces only
     from meshscope.simulate.critical_path import CriticalPath
 
 NUM_STEPS = 8
-_MAX_LEFT_OUT = 8
+_MAX_LEFT_OUT = 3
 MAX_DEVICES = 8
 """Devices of one trace that are shown."""
 
@@ -59,15 +59,14 @@ def render_traces(
     if isinstance(layout, Layout):
         degrees = {str(axis): layout.degree(axis) for axis in Axis}
         out.headline(f"Layout {form.layout(layout.describe(), degrees)}", "bold")
-    for text in left_out[:_MAX_LEFT_OUT]:
-        out.line(f"left out: {form.clean_text(text)}", "yellow")
-    if len(left_out) > _MAX_LEFT_OUT:
-        out.line(f"left out: {form.count(len(left_out) - _MAX_LEFT_OUT)} more files", "yellow")
     num_traces = max(len(outlines), len(shown))
+    # What concerns all traces stands behind the first verdict, not before it.
+    notes = find_missing_ranks(outlines or shown) if num_traces > 1 else []
+    notes += _shorten_left_out(left_out)
     for place, summary in enumerate(shown):
         if place:
             out.blank()
-        _write_trace(out, summary, comparison, num_rows)
+        _write_trace(out, summary, comparison, num_rows, () if place else notes)
     if num_traces == 1:
         _write_alone(out, shown[0])
     if len(shown) < num_traces:
@@ -77,6 +76,13 @@ def render_traces(
     if path is not None:
         write_path(out, path, num_rows)
     return out.finish()
+
+
+def _shorten_left_out(left_out: Sequence[str]) -> list[str]:
+    found = [f"left out: {text}" for text in left_out[:_MAX_LEFT_OUT]]
+    if len(left_out) > _MAX_LEFT_OUT:
+        found.append(f"left out: {form.count(len(left_out) - _MAX_LEFT_OUT)} more files")
+    return found
 
 
 def _write_alone(out: ScreenWriter, summary: TraceSummary) -> None:
@@ -97,6 +103,7 @@ def _write_trace(
     summary: TraceSummary,
     comparison: "RankComparison | Unavailable",
     num_rows: int,
+    notes: Sequence[str],
 ) -> None:
     out.headline(_describe(summary), "bold")
     verdict = judge(summary, find_others_part(summary.rank, comparison))
@@ -109,6 +116,8 @@ def _write_trace(
         out.line(f"steps: {summary.step_source.words}", "yellow")
     for warning in summary.warnings:
         out.line(f"warning: {form.clean_text(warning)}", "yellow")
+    for note in notes:
+        out.line(form.clean_text(note), "yellow")
     if not summary.devices:
         _write_host(out, summary, num_rows)
     for device in summary.devices[:MAX_DEVICES]:

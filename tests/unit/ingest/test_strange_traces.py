@@ -112,18 +112,22 @@ def _compare(
     return misses
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def as_parameter(case: Case) -> Any:
+    marks = [pytest.mark.xfail(reason=case.missed, strict=True)] if case.missed else []
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [as_parameter(case) for case in CASES])
 def test_a_strange_trace_is_read_right(tmp_path: Path, case: Case) -> None:
     path = case.write(tmp_path / "given")
     with no_longer_than(_MAX_SECONDS):
         assert find_misses(case, path) == []
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if not case.exit_code],
-    ids=[case.name for case in CASES if not case.exit_code],
-)
+READABLE = [one for one in CASES if not one.exit_code and one.is_one_run]
+
+
+@pytest.mark.parametrize("case", READABLE, ids=[case.name for case in READABLE])
 def test_the_other_commands_take_it_too(tmp_path: Path, case: Case) -> None:
     path = case.write(tmp_path / "given")
     page = tmp_path / "page.html"

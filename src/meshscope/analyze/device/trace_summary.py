@@ -37,7 +37,12 @@ from meshscope.ingest.traces.trace_kernels import (
     Work,
 )
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
-from meshscope.ingest.traces.trace_steps import StepSource, split_by_step
+from meshscope.ingest.traces.trace_steps import (
+    StepSource,
+    measure_unrecorded,
+    note_steps,
+    split_by_step,
+)
 from meshscope.ingest.traces.trace_tables import (
     CategoryRow,
     KernelRow,
@@ -109,6 +114,8 @@ class TraceSummary:
     warnings: tuple[str, ...]
     devices: tuple[DeviceSummary, ...]
     host: HostSummary
+    unrecorded_ns: int = 0
+    """Between steps while the profiler was off; devices count it as idle, for the host's sake."""
     memory: tuple[MemoryUse, ...] = ()
     """Of each allocator; none where the profiler was not asked (`profile_memory=True`)."""
 
@@ -147,9 +154,14 @@ def summarize_trace(
         counts=trace.counts,
         recognition=classes.recognition,
         step_source=view.steps.source,
-        warnings=(*trace.warnings, *classes.recognition.warnings),
+        warnings=(
+            *trace.warnings,
+            *classes.recognition.warnings,
+            *note_steps(trace, view.steps),
+        ),
         devices=devices,
         host=host,
+        unrecorded_ns=measure_unrecorded(trace, view.steps),
         memory=measure_memory(trace, view.steps),
     )
 

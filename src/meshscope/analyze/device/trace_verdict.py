@@ -8,21 +8,25 @@ Not a finding with a price: `meshscope report` has those.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from meshscope.analyze.device.trace_launches import LaunchQueue
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.core import unit_text
 from meshscope.core.kernel_names import KernelCategory
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.kineto.kineto import lacks_end
+from meshscope.ingest.kineto.kineto import OPEN_LIST, lacks_end
 from meshscope.ingest.traces.trace_steps import StepSource
 
 MIN_RATIO = 0.10
 _SHORT_RATIO = 0.5
 _SLOW_RATIO = 0.3
 _LITTLE_RATIO = 0.002
+_UNMATCHED_RATIO = 0.1
+"""Of exposed communication; with more, waiting is not told from transfer."""
 _PLAIN_FLOAT32 = re.compile(r"(?<!16)sgemm(?!.*tf32)|_f32f32_f32f32_")
 """Names of NVIDIA's matrix products in float32; those on matrix units say tf32 or 1688."""
 
@@ -44,10 +48,13 @@ class TraceVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OthersPart:
-    """What a rank waited for others, and which of them came last most often, if any did."""
+    """What a rank waited for others, which of them came last most often, if any did, and where that
+    is not known."""
 
     wait_ns: int
     late_rank: int | None
+    unmatched_ns: int = 0
+    """In operations of which some rank's trace is missing: whom it waited for is not known."""
 
 
 def judge(summary: TraceSummary, others: OthersPart | None = None) -> TraceVerdict | Unavailable:
@@ -63,34 +70,39 @@ def judge(summary: TraceSummary, others: OthersPart | None = None) -> TraceVerdi
             advice="Record it again, and let the profiler finish writing before the program ends.",
         )
     work_ns = device.breakdown.time.busy_ns
-    if work_ns < _LITTLE_RATIO * summary.host.total_ns:
+    host_ns = summary.host.total_ns - summary.unrecorded_ns
+    if work_ns < _LITTLE_RATIO * host_ns:
         return TraceVerdict(
             cause="little work",
-            share_ratio=work_ns / summary.host.total_ns,
+            share_ratio=work_ns / host_ns,
             text=f"The device works {unit_text.duration(work_ns)} in a trace of "
-            f"{unit_text.duration(summary.host.total_ns)}: too little to say what limits it.",
+            f"{unit_text.duration(host_ns)}: too little to say what limits it.",
             advice="Record steps of the program, behind its start and its compilation.",
         )
-    return _judge_device(device, others)
+    return _judge_device(device, others, summary.unrecorded_ns)
 
 
-def _judge_device(device: DeviceSummary, others: OthersPart | None) -> TraceVerdict:
+def _judge_device(
+    device: DeviceSummary, others: OthersPart | None, unrecorded_ns: int
+) -> TraceVerdict:
     time, idle = device.breakdown.time, device.idle
-    whole = max(time.total_ns, 1)
+    whole = max(time.total_ns - unrecorded_ns, 1)
     wait_ns = min(others.wait_ns, time.exposed_ns) if others else 0
+    host_ns = idle.host_ns + idle.launch_ns + idle.communicating_ns
+    off_ns = min(unrecorded_ns, host_ns)  # the rest is unknown where calls are not in the trace
     parts = {
-        "host": idle.host_ns + idle.launch_ns + idle.communicating_ns,
+        "host": host_ns - off_ns,
         "synchronising": idle.synchronising_ns,
         "communication": time.exposed_ns - wait_ns,
         "waiting": wait_ns,
         "copies": time.exposed_copy_ns,
         "dependency": idle.dependency_ns,
-        "unknown": idle.unknown_ns,
+        "unknown": max(idle.unknown_ns - (unrecorded_ns - off_ns), 0),
     }
     cause, ns = max(parts.items(), key=lambda item: item[1])
     ratio = ns / whole
     if ratio < MIN_RATIO:
-        return _judge_kernels(device)
+        return _judge_kernels(device, whole)
     percent = f"{ratio:.0%}".replace("%", " %")
     text, advice = {
         "host": (
@@ -138,7 +150,8 @@ def _advise_host(launches: LaunchQueue | Unavailable) -> str:
 def _advise_communication(device: DeviceSummary, others: OthersPart | None) -> str:
     rows = sorted(device.communication, key=lambda row: -row.exposed_ns)
     where = f"{rows[0].kind} along {rows[0].axis}" if rows else "it"
-    if others is not None:
+    time = device.breakdown.time
+    if others is not None and others.unmatched_ns < _UNMATCHED_RATIO * time.exposed_ns:
         return f"Overlap {where} with compute, or send less: it is the transfer that takes time."
     return (
         f"Overlap {where} with compute, send less, or find the rank that the others wait for: "
@@ -152,9 +165,8 @@ def _advise_waiting(others: OthersPart | None) -> str:
     return "The critical path shows whom it waits for; `meshscope report` names and prices causes."
 
 
-def _judge_kernels(device: DeviceSummary) -> TraceVerdict:
-    time = device.breakdown.time
-    ratio = time.compute_ns / max(time.total_ns, 1)
+def _judge_kernels(device: DeviceSummary, whole_ns: int) -> TraceVerdict:
+    ratio = device.breakdown.time.compute_ns / whole_ns
     own = [row for row in device.categories if row.category is not KernelCategory.COMMUNICATION]
     if not own:
         return TraceVerdict(
@@ -195,23 +207,44 @@ def _lacks_matrix_units(device: DeviceSummary) -> bool:
     return 2 * plain_ns > sum(row.total_ns for row in device.kernels)
 
 
-def list_unknown(summaries: Sequence[TraceSummary], left_out: Sequence[str]) -> tuple[str, ...]:
-    """What traces cannot tell, for the document and the screen."""
-    found = [f"left out: {text}" for text in left_out]
-    sizes = {one.world_size for one in summaries if isinstance(one.world_size, int)}
-    ranks = {one.rank for one in summaries if isinstance(one.rank, int)}
-    world_size = max(sizes, default=0)
-    if ranks and world_size > len(ranks):
+class _OfRank(Protocol):
+    """A summary, or an outline, of one trace."""
+
+    @property
+    def rank(self) -> int | Unavailable: ...
+
+    @property
+    def world_size(self) -> int | Unavailable: ...
+
+
+def find_missing_ranks(traces: Sequence[_OfRank]) -> list[str]:
+    """Of which ranks of the job there is no trace, and of which more than one."""
+    sizes = {one.world_size for one in traces if isinstance(one.world_size, int)}
+    num_of = Counter(one.rank for one in traces if isinstance(one.rank, int))
+    world_size, found = max(sizes, default=0), []
+    if num_of and world_size > len(num_of):
         found.append(
-            f"traces of {len(ranks):,} of {world_size:,} ranks: whom they waited for among the "
+            f"traces of {len(num_of):,} of {world_size:,} ranks: whom they waited for among the "
             "others is not known"
         )
+    most, num = num_of.most_common(1)[0] if num_of else (0, 0)
+    if num > 1:
+        found.append(
+            f"{num:,} traces say that they are of rank {most}: of one job, of several steps, or "
+            "copies"
+        )
+    return found
+
+
+def list_unknown(summaries: Sequence[TraceSummary], left_out: Sequence[str]) -> tuple[str, ...]:
+    """What traces cannot tell, for the document and the screen."""
+    found = [f"left out: {text}" for text in left_out] + find_missing_ranks(summaries)
     sources = {one.step_source for one in summaries} - {StepSource.PROFILER}
     found += [f"steps are {source.words}" for source in sorted(sources)]
     found += [
         f"{one.source}: {warning}"
         for one in summaries
         for warning in one.warnings
-        if lacks_end(warning)
+        if lacks_end(warning) or warning == OPEN_LIST
     ]
     return tuple(found)

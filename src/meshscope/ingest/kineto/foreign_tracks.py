@@ -1,10 +1,14 @@
-"""Device work in traces whose events have no category: torch_npu's and XLA's; merged traces.
+"""Device work in traces whose events have no category of Kineto's: torch_npu's, XLA's, TensorFlow's
+and Nsight Systems'; merged traces.
 
 There the names of processes and threads tell what a line of events is. torch_npu puts each stream
 of `Ascend Hardware` on a line, and collectives as a whole on lines of `Communication` (formerly
 `HCCL`). XLA has a process for each device: with a line for each stream on a GPU, and on a TPU one
 with the operators, `XLA Ops`, where a loop spans those of its body: only the innermost count. The
 other lines (modules, name scopes, asynchronous copies, analyses) tell the same time again.
+TensorFlow's timeline makes a process of each stream, and `stream:all`, which tells them all again.
+Converters of Nsight Systems' files write a process `Device 0` with threads `Stream 7`, events of
+category `cuda` (a kernel or a copy), and ranges of category `nvtx`.
 """
 
 import re
@@ -25,8 +29,12 @@ _ASCEND_GROUP = re.compile(r"Group \d+ Communication$")
 _XLA_DEVICE = re.compile(r"/device:[A-Za-z_]+:(\d{1,4})\b")
 _XLA_STREAM = re.compile(r"Stream #(\d{1,9})")
 _XLA_OPERATORS = "XLA Ops"
-_COLLECTIVE_STREAM = 1 << 20
+_TENSORFLOW_STREAM = re.compile(
+    r".*/device:[A-Za-z_]+:(\d{1,4})/(?:stream:(\d{1,9})|(memcpy))\b", re.IGNORECASE
+)
+_TENSORFLOW_COPIES = _COLLECTIVE_STREAM = 1 << 20
 """Numbers of lines that are no stream begin here."""
+_NSIGHT_DEVICE, _NSIGHT_STREAM = re.compile(r"Device (\d{1,4})$"), re.compile(r"Stream (\d{1,9})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +49,12 @@ class _Adopted:
 
 def adopt_tracks(events: TraceEvents, tracks: Sequence[Track]) -> TraceEvents:
     """The events, with category, stream and device where only the line tells them."""
-    found = [*_find_ascend(tracks), *_find_xla(tracks)]
+    found = [
+        *_find_ascend(tracks),
+        *_find_xla(tracks),
+        *_find_tensorflow(tracks),
+        *_find_nsight(tracks),
+    ]
     if not found:
         return events
     category, stream = events.category.copy(), events.stream.copy()
@@ -99,6 +112,28 @@ def _find_xla(tracks: Sequence[Track]) -> list[_Adopted]:
             for index in indices
             if tracks[index].thread_name == _XLA_OPERATORS
         ]
+    return found
+
+
+def _find_tensorflow(tracks: Sequence[Track]) -> list[_Adopted]:
+    """Streams by number, and copies, which have a process of their own."""
+    found = []
+    for index, track in enumerate(tracks):
+        matched = _TENSORFLOW_STREAM.match(track.process_name)
+        if matched is not None:
+            stream = _TENSORFLOW_COPIES if matched[3] else int(matched[2])
+            found.append(_Adopted(track=index, device=int(matched[1]), stream=stream))
+    return found
+
+
+def _find_nsight(tracks: Sequence[Track]) -> list[_Adopted]:
+    """Told by what stands in place of numbers of processes and threads."""
+    found = []
+    for index, track in enumerate(tracks):
+        device = _NSIGHT_DEVICE.match(str(track.process))
+        stream = _NSIGHT_STREAM.match(str(track.thread))
+        if device is not None and stream is not None:
+            found.append(_Adopted(track=index, device=int(device[1]), stream=int(stream[1])))
     return found
 
 

@@ -62,17 +62,18 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
     batches = TraceBatches(with_python=with_python)
     stream = ByteStream(path)
     warnings: list[str] = []
+    left = bytearray()
     try:
-        for _ in _feed(scanner, stream, warnings):
+        for _ in _feed(scanner, stream, warnings, left):
             batch = scanner.take()
             if len(batch):
                 batches.add(batch, scanner.symbols())
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
-    warnings += _explain_end(scanner, stream)
+    warnings += _explain_end(scanner, stream, left)
     counts = scanner.counts
     is_empty = not batches.num_events and not counts.num_complete and not counts.num_skipped
-    is_list = not scanner.fields() and stream.first.lstrip(_PADDING + b"\xef\xbb\xbf")[:1] == b"["
+    is_list = _is_bare_list(scanner, stream)
     if is_empty and (not counts.num_event_lists or batches.num_other or warnings or is_list):
         raise TraceError(f"{path}: {_explain_nothing(scanner, stream)}")
     if is_empty:
@@ -80,8 +81,11 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
     return _make_trace(path, scanner, batches, stream, warnings)
 
 
-def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator[None]:
-    """Feeds the scanner; yields after each piece that moved it.
+def _feed(
+    scanner: Scanner, stream: ByteStream, warnings: list[str], left: bytearray
+) -> Iterator[None]:
+    """Feeds the scanner; yields after each piece that moved it. Afterwards `left` is what it did
+    not take.
 
     Pieces are read behind what was left of the one before, into the same memory.
     """
@@ -102,6 +106,7 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
         rest = bytes(data[num_done:])
         num_left = len(rest)
         window[:num_left] = rest
+        left[:] = rest
         if num_done:
             yield
         if scanner.state == ScanState.END and rest.strip(_PADDING):
@@ -116,6 +121,10 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
             return
 
 
+OPEN_LIST = (
+    "the list of events is not closed, as Chrome's form allows: whether more were to follow is "
+    "not known"
+)
 _ENDINGS = ("cut off", "reading ended", "ends the reading", "damaged after", "expands more")
 """Words of all warnings about a rest that was not read."""
 
@@ -125,8 +134,9 @@ def lacks_end(warning: str) -> bool:
     return any(words in warning for words in _ENDINGS)
 
 
-def _explain_end(scanner: Scanner, stream: ByteStream) -> list[str]:
+def _explain_end(scanner: Scanner, stream: ByteStream, left: bytearray) -> list[str]:
     found = []
+    is_open = _is_bare_list(scanner, stream) and not left.strip(_PADDING + b",")
     if stream.problem:
         found.append(stream.problem)
     if scanner.state == ScanState.BROKEN:
@@ -140,8 +150,13 @@ def _explain_end(scanner: Scanner, stream: ByteStream) -> list[str]:
             f"{reasons.get(scanner.error, 'it is damaged')}"
         )
     elif scanner.state != ScanState.END and not stream.problem:
-        found.append(f"the JSON is cut off at byte {stream.num_given:,}")
+        found.append(OPEN_LIST if is_open else f"the JSON is cut off at byte {stream.num_given:,}")
     return found
+
+
+def _is_bare_list(scanner: Scanner, stream: ByteStream) -> bool:
+    """Whether it is a bare list of events, nothing else."""
+    return not scanner.fields() and stream.first.lstrip(_PADDING + b"\xef\xbb\xbf")[:1] == b"["
 
 
 def _explain_nothing(scanner: Scanner, stream: ByteStream) -> str:

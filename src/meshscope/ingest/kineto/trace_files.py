@@ -8,7 +8,7 @@ from meshscope.errors import TraceError
 from meshscope.ingest.kineto.trace_cache import SUFFIX
 from meshscope.store.read.files import exists, find_files, is_folder, list_folders
 
-_TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
+_TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz|\.lzma)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
 _MAX_FILES = 4096
 

@@ -40,6 +40,7 @@ from meshscope.ingest.traces.trace_steps import (
     StepSource,
     TraceSteps,
     assign_steps,
+    note_steps,
 )
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps
@@ -155,7 +156,7 @@ def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None)
         base_ns=trace.base_ns,
         is_on_wall_clock=_find_extent(trace)[0] > FIRST_WALL_NS,
         extent_ns=_find_extent(trace),
-        warnings=trace.warnings,
+        warnings=(*trace.warnings, *note_steps(trace, steps)),
         steps=steps,
         has_steps=has_steps,
         phases=look.phases,

@@ -4,7 +4,8 @@ Looked for in this order; the first that is there at least twice (three times fo
 say that they are steps, and for kernels) decides:
 
     optimizer   a step ends with an `Optimizer.step#…`, or with a range of the user's that is named
-                for it. Calls with no backward between them, of several optimizers, are of one step
+                for it. Calls with no backward between them, of several optimizers, are of one step;
+                so are calls behind backwards of different functions that come in turns, as a GAN's
     range       the user's ranges whose name says step or iteration; else outermost ranges of one
                 name that cover most of their thread's time
     kernels     the device runs the same sequence of kernels again and again. A sequence that lacks
@@ -33,6 +34,7 @@ _STEP_WORD = re.compile(
 )
 _MIN_STEPS = 2
 _MIN_REPEATS = 3
+_MAX_TURNS = 4
 _MIN_COVER = 0.7
 _MIN_PERIOD = 8
 """Kernels: a shorter sequence may repeat by chance."""
@@ -85,8 +87,24 @@ def _find_by_optimizer(trace: Trace) -> TraceSteps:
         return _none()
     working = np.sort(events.begin_ns[_working_rows(trace)])
     first = np.concatenate([working[:1], events.begin_ns[rows[:1]], end[:1] - 1]).min()
+    # Optimizers that take turns, each with a backward of its own, are of one step.
+    num_turns = _count_turns(trace, passes, end)
+    end = end[num_turns - 1 :: num_turns]
     begin = np.append(first, end[:-1])
     return _leave_out_partial(_count(begin, end, StepSource.OPTIMIZER), working)
+
+
+def _count_turns(trace: Trace, passes: Int64s, end: Int64s) -> int:
+    """After how many calls of optimizers the same backward comes again, as with a GAN's two; 1
+    where they do not take turns, or not without exception."""
+    after = np.searchsorted(trace.events.begin_ns[passes], end)  # passes are in order of begin
+    parts = np.split(trace.events.name[passes], after)[: len(end)]
+    ran = [tuple(np.sort(part).tolist()) for part in parts]
+    for num in range(2, min(_MAX_TURNS, len(ran) // _MIN_STEPS) + 1):
+        is_alike = all(one == ran[place % num] for place, one in enumerate(ran))
+        if is_alike and len(ran) % num == 0 and len(set(ran[:num])) == num:
+            return num
+    return 1
 
 
 def _leave_out_partial(steps: TraceSteps, working: Int64s) -> TraceSteps:

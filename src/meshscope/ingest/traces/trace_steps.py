@@ -101,6 +101,38 @@ def find_steps(trace: Trace) -> TraceSteps:
     return TraceSteps(number=number, begin_ns=begin, end_ns=end, source=source)
 
 
+def measure_unrecorded(trace: Trace, steps: TraceSteps) -> int:
+    """ns between marked steps whose numbers do not follow each other in which there is no event of
+    any kind: the profiler was off, as between cycles of a schedule, and nobody is known to have
+    idled."""
+    events, found = trace.events, 0
+    if steps.source is not StepSource.PROFILER:
+        return 0
+    for place in find_true(np.diff(steps.number) > 1).tolist():
+        since, until = int(steps.end_ns[place]), int(steps.begin_ns[place + 1])
+        before = slice(int(np.searchsorted(events.begin_ns, until)))
+        last = events.begin_ns[before] + events.duration_ns[before]
+        found += max(until - max(since, int(last.max(initial=since))), 0)
+    return found
+
+
+def note_steps(trace: Trace, steps: TraceSteps) -> list[str]:
+    """What is odd about the steps, for people."""
+    found = []
+    unrecorded_ns = measure_unrecorded(trace, steps)
+    if unrecorded_ns:
+        found.append(
+            f"nothing was recorded in {unrecorded_ns / 1e6:,.3f} ms between steps: the profiler "
+            "was off; the device's total and idle time hold them, what limits it was judged without"
+        )
+    if (np.diff(steps.number) < 0).any():
+        found.append(
+            "the numbers of its steps go back: its clock was set back, or it is of several runs; "
+            "times across steps and against other ranks are not to be trusted"
+        )
+    return found
+
+
 def find_launches(trace: Trace) -> Int32s:
     """For each event the row of the runtime call that launched it, by correlation; -1 without.
 
