@@ -208,10 +208,15 @@ Shapes = Sequence[Sequence[int]]
 _PRODUCTS = {
     "aten::mm": (0, 1),
     "aten::addmm": (1, 2),
+    "aten::addmm_": (1, 2),
     "aten::_addmm_activation": (1, 2),
     "aten::bmm": (0, 1),
     "aten::baddbmm": (1, 2),
+    "aten::baddbmm_": (1, 2),
+    "aten::addbmm": (1, 2),
+    "aten::addbmm_": (1, 2),
     "aten::_scaled_mm": (0, 1),
+    "aten::_scaled_mm_v2": (0, 1),
     "aten::_int_mm": (0, 1),
     "aten::matmul": (0, 1),
 }
@@ -229,9 +234,21 @@ _ATTENTION = frozenset(
 _ATTENTION_BACKWARD = frozenset(f"{name.removesuffix('_forward')}_backward" for name in _ATTENTION)
 _HEADS_SECOND = ("aten::_flash_attention", "aten::_efficient_attention")
 """Their inputs are [batch, sequence, heads, width]; the others' [batch, heads, sequence, width]."""
-_LINEAR = "aten::linear"
-_GROUPED = "aten::_grouped_mm"
-COUNTED_OPERATORS = frozenset({*_PRODUCTS, *_ATTENTION, *_ATTENTION_BACKWARD, _LINEAR, _GROUPED})
+_OWN_LENGTHS = {
+    "aten::_efficient_attention_forward": 4,
+    "aten::_efficient_attention_backward": 6,
+}
+"""Where the lengths of sequences stand that were laid one behind the other; these have no values in
+a trace, and pairs of positions of different sequences are not computed."""
+_VECTORS = {"aten::mv": (0, 1), "aten::addmv": (1, 2), "aten::addmv_": (1, 2)}
+_LINEAR = frozenset(("aten::linear", "aten::_weight_int8pack_mm"))
+"""The weight is [outputs, inputs]."""
+_GROUPED = frozenset(
+    ("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
+)
+COUNTED_OPERATORS = frozenset(
+    {*_PRODUCTS, *_VECTORS, *_ATTENTION, *_ATTENTION_BACKWARD, *_LINEAR, *_GROUPED}
+)
 """What `count_operator_flops` can count."""
 
 
@@ -244,16 +261,32 @@ def count_operator_flops(name: str, shapes: Shapes) -> int | None:
     if name in _PRODUCTS:
         left, right = _PRODUCTS[name]
         return _count_product(_pick(shapes, left), _pick(shapes, right))
+    if _pick(shapes, _OWN_LENGTHS.get(name, len(shapes))):
+        return None
     if name in _ATTENTION:
         return _count_attention(name, shapes)
     if name in _ATTENTION_BACKWARD:
         forward = _count_attention(name, shapes[1:])
         return None if forward is None else 2 * forward
+    if name in _VECTORS:
+        left, right = (_pick(shapes, place) for place in _VECTORS[name])
+        return 2 * math.prod(left) if len(left) == 2 and [*left[1:]] == [*right] else None
     inputs, weight = _pick(shapes, 0), _pick(shapes, 1)
-    if name == _LINEAR and inputs and len(weight) == 2 and inputs[-1] == weight[1]:
+    if name in _LINEAR and inputs and len(weight) == 2 and inputs[-1] == weight[1]:
         return 2 * math.prod(inputs) * weight[0]
-    if name == _GROUPED and len(inputs) == 2 and len(weight) in (2, 3):
-        return 2 * math.prod(inputs) * weight[-1]  # groups share the rows, or the summed index
+    return _count_grouped(inputs, weight) if name in _GROUPED else None
+
+
+def _count_grouped(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Products of groups: they share the rows of the left, the columns of the right, the index that
+    is summed over, or nothing (a batch)."""
+    dimensions = (len(left), len(right))
+    if dimensions == (3, 3):
+        return _count_product(left, right)
+    if dimensions == (3, 2):  # each group has columns of its own
+        return 2 * math.prod(left[1:]) * right[1] if left[2] == right[0] else None
+    if dimensions in ((2, 2), (2, 3)):
+        return 2 * math.prod(left) * right[-1] if left[1] == right[-2] else None
     return None
 
 

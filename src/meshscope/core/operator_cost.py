@@ -22,8 +22,9 @@ from meshscope.core.flops import Shapes, count_operator_flops, count_recomputed_
 ITEM_BYTES = {
     "double": 8, "float": 4, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2,
     "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1, "long int": 8, "long": 8, "int": 4,
-    "short int": 2, "short": 2, "signed char": 1, "unsigned char": 1, "char": 1, "bool": 1,
+    "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1, "c10::float8_e8m0fnu": 1,
+    "long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2, "signed char": 1,
+    "unsigned char": 1, "char": 1, "bool": 1,
     "c10::complex<float>": 8, "c10::complex<double>": 16,
 }  # fmt: skip
 
@@ -102,14 +103,39 @@ _CONVOLUTIONS: dict[str, dict[str, int]] = {
     "aten::mkldnn_convolution": {"padding": 3, "stride": 4, "dilation": 5, _GROUPS: 6},
     "aten::cudnn_convolution_relu": {"stride": 3, "padding": 4, "dilation": 5, _GROUPS: 6},
     "aten::cudnn_convolution_add_relu": {"stride": 5, "padding": 6, "dilation": 7, _GROUPS: 8},
+    "aten::miopen_convolution_relu": {"stride": 3, "padding": 4, "dilation": 5, _GROUPS: 6},
+    "aten::miopen_convolution_add_relu": {"stride": 5, "padding": 6, "dilation": 7, _GROUPS: 8},
+    "aten::convolution_overrideable": {
+        "stride": 3,
+        "padding": 4,
+        "dilation": 5,
+        _TRANSPOSED: 6,
+        _GROUPS: 8,
+    },
     "aten::miopen_depthwise_convolution": {"padding": 3, "stride": 4, "dilation": 5, _GROUPS: 6},
     "aten::_conv_depthwise2d": {"stride": 4, "padding": 5, "dilation": 6},
+    "aten::conv_depthwise3d": {"stride": 4, "padding": 5, "dilation": 6},
+    "aten::slow_conv_dilated2d": {"stride": 4, "padding": 5, "dilation": 6},
+    "aten::slow_conv_dilated3d": {"stride": 4, "padding": 5, "dilation": 6},
+    "aten::slow_conv3d_forward": {"stride": 4, "padding": 5},
     "aten::_slow_conv2d_forward": {"stride": 4, "padding": 5},
     "aten::thnn_conv2d": {"stride": 4, "padding": 5},
 }
 """Where the numbers stand that decide the size of the output."""
-_CONVOLUTION_BACKWARD = "aten::convolution_backward"
-_OUTPUT_MASK = 10
+_TRANSPOSED_CONVOLUTIONS = frozenset(
+    (
+        "aten::cudnn_convolution_transpose",
+        "aten::miopen_convolution_transpose",
+        "aten::slow_conv_transpose2d",
+        "aten::slow_conv_transpose3d",
+    )
+)
+_CONVOLUTION_BACKWARDS = {
+    "aten::convolution_backward": 7,
+    "aten::convolution_backward_overrideable": 6,
+}
+"""Where it says whether it is that of a transposed one; three places behind stands what is wanted
+of the gradients."""
 _FLASH_LIBRARY = re.compile(
     r"^(?:flash_attn(?:_\d)?::_?flash_attn(?:_\d)?_(?P<side>forward|backward)|FlashAttnFunc(?P<end>Backward)?$)"
 )
@@ -124,8 +150,12 @@ def count_cost(call: Call) -> OperatorCost | None:
     name = call.name
     if name in _CONVOLUTIONS:
         return _count_convolution(call, _CONVOLUTIONS[name])
-    if name == _CONVOLUTION_BACKWARD:
-        return _count_convolution_backward(call)
+    if name in _TRANSPOSED_CONVOLUTIONS:
+        return _count_transposed(call)
+    if name in _CONVOLUTION_BACKWARDS:
+        return _count_convolution_backward(call, _CONVOLUTION_BACKWARDS[name])
+    if _TRITON_TEMPLATE.match(name):
+        return _count_template(call)
     attention = _count_attention(call)
     if attention is not None:
         return attention
@@ -158,9 +188,7 @@ def _count_convolution(call: Call, at: dict[str, int]) -> OperatorCost | None:
     )
     spatial = len(inputs) - 2
     if flag in ("true", "1"):
-        # Every input is multiplied with every weight of its channel.
-        flops = 2 * math.prod(inputs) * math.prod(weight[1:])
-        return OperatorCost(flops=flops, num_bytes=call.num_bytes(0, 1) + call.num_bytes(0))
+        return _count_transposed(call)
     stride = _spread(_numbers(call, at["stride"]), spatial, 1)
     padding = _spread(_numbers(call, at["padding"]), spatial, 0)
     dilation = _spread(_numbers(call, at["dilation"]) if "dilation" in at else [], spatial, 1)
@@ -180,15 +208,42 @@ def _count_convolution(call: Call, at: dict[str, int]) -> OperatorCost | None:
     )
 
 
-def _count_convolution_backward(call: Call) -> OperatorCost | None:
+def _count_transposed(call: Call) -> OperatorCost | None:
+    """Every input is multiplied with every weight of its channel."""
+    inputs, weight = call.sizes(0), call.sizes(1)
+    if len(inputs) < 3 or len(weight) != len(inputs):
+        return None
+    return OperatorCost(
+        flops=2 * math.prod(inputs) * math.prod(weight[1:]),
+        num_bytes=call.num_bytes(0, 1) + call.num_bytes(0),
+    )
+
+
+def _count_template(call: Call) -> OperatorCost | None:
+    """A product that torch.compile generated: its factors come first, its result is among the rest.
+    Of others (attention, convolutions) the sizes do not tell what is computed."""
+    tensors = [own[0] for own in call.inputs if len(own) == 1 and len(own[0].sizes) >= 2]
+    if len(tensors) < 3 or not _TEMPLATE_PRODUCT.search(call.name):
+        return None
+    left, right = tensors[0].sizes, tensors[1].sizes
+    flops = count_operator_flops("aten::bmm", [left, right])
+    result = (*left[:-1], right[-1])
+    if flops is None or all(one.sizes != result for one in tensors[2:]):
+        return None
+    return OperatorCost(flops=flops, num_bytes=call.all_bytes)
+
+
+def _count_convolution_backward(call: Call, transposed_at: int) -> OperatorCost | None:
     """As much again for the gradient of the input, and for that of the weight."""
     gradient, inputs, weight = (call.sizes(place) for place in range(3))
     if len(gradient) < 3 or len(weight) != len(gradient) or len(inputs) != len(gradient):
         return None
-    mask = call.values[_OUTPUT_MASK].lower() if len(call.values) > _OUTPUT_MASK else ""
+    mask_at = transposed_at + 3
+    mask = call.values[mask_at].lower() if len(call.values) > mask_at else ""
     wanted = re.findall(r"true|false|1|0", mask)[:2] or ["true", "true"]
     num = sum(one in ("true", "1") for one in wanted)
-    is_transposed = len(call.values) > 7 and call.values[7].lower() in ("true", "1")
+    said = call.values[transposed_at] if len(call.values) > transposed_at else ""
+    is_transposed = said.lower() in ("true", "1")
     whole = inputs if is_transposed else gradient
     return OperatorCost(
         flops=num * 2 * math.prod(whole) * math.prod(weight[1:]),
@@ -291,6 +346,8 @@ _INDEX_ADDS = _words("index_add_ index_add scatter_add_ scatter_add scatter_redu
 _INDEX_PUTS = _words("index_put_ _index_put_impl_ index_put _unsafe_index_put")
 _LISTS_JOINED = _words("cat stack _cat")
 _TRITON = re.compile(r"^triton_")
+_TRITON_TEMPLATE = re.compile(r"^triton_tem_")
+_TEMPLATE_PRODUCT = re.compile(r"_(?:mm|addmm|bmm|baddbmm)(?:_|$)")
 _VLLM_NORM = re.compile(r"^_C::(?:fused_add_)?rms_norm$|^_C::(?:rotary_embedding|silu_and_mul)$")
 
 

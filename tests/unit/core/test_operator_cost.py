@@ -79,6 +79,78 @@ def test_attention_in_all_its_names(name, shapes, products):
     assert call(name, *shapes).flops == products * 2 * 2 * 8 * 64 * 64 * 32
 
 
+LENGTHS = [3]
+"""Where two sequences, laid one behind the other, begin and end."""
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("aten::_efficient_attention_forward", [*[[1, 128, 8, 32]] * 3, [], LENGTHS, LENGTHS]),
+        ("aten::_efficient_attention_backward", [*[[1, 128, 8, 32]] * 4, [], [1], LENGTHS]),
+        ("aten::_flash_attention_forward", [*[[128, 8, 32]] * 3, LENGTHS, LENGTHS]),
+        ("aten::_cudnn_attention_forward", [*[[128, 8, 32]] * 3, [], LENGTHS, LENGTHS]),
+        ("flash_attn::_flash_attn_varlen_forward", [*[[128, 8, 32]] * 3, LENGTHS, LENGTHS]),
+    ],
+)
+def test_sequences_of_any_length_in_one_row_are_not_counted(name, shapes):
+    """Every pair of the row's positions would be twice too many, or a hundred times."""
+    assert call(name, *shapes) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "flops"),
+    [
+        # 96 rows of four experts, each through its own 32 × 16.
+        ("aten::_grouped_mm", [[96, 32], [4, 32, 16], [4]], 2 * 96 * 32 * 16),
+        ("aten::_scaled_grouped_mm", [[96, 32], [4, 32, 16], [96], [4, 16], [4]], 2 * 96 * 32 * 16),
+        # Gradients of the weights: 32 × 16 for each expert, of all 96 rows together.
+        ("aten::_grouped_mm", [[32, 96], [96, 16], [4]], 2 * 96 * 32 * 16),
+        # Each expert has columns of its own; and a plain batch.
+        ("aten::_grouped_mm", [[4, 8, 32], [32, 96], [4]], 2 * 8 * 32 * 96),
+        ("aten::_grouped_mm", [[4, 8, 32], [4, 32, 16], []], 2 * 4 * 8 * 32 * 16),
+        ("aten::mv", [[64, 32], [32]], 2 * 64 * 32),
+        ("aten::addmv_", [[64], [64, 32], [32]], 2 * 64 * 32),
+        ("aten::addbmm", [[8, 16], [4, 8, 32], [4, 32, 16]], 2 * 4 * 8 * 32 * 16),
+        ("aten::_weight_int8pack_mm", [[8, 32], [16, 32], [16]], 2 * 8 * 32 * 16),
+        # A transposed convolution: each of 2·8·10·10 inputs with 4·3·3 weights.
+        ("aten::cudnn_convolution_transpose", [[2, 8, 10, 10], [8, 4, 3, 3]], 2 * 1600 * 36),
+        ("triton_tem_fused_addmm_relu_2", [[64, 32], [32, 16], [16], [64, 16]], 2 * 64 * 32 * 16),
+        ("triton_tem_fused_bmm_1", [[4, 64, 32], [4, 32, 16], [4, 64, 16]], 8 * 64 * 32 * 16),
+    ],
+)
+def test_products_in_all_their_names(name, shapes, flops):
+    assert call(name, *shapes).flops == flops
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("triton_tem_fused_flex_attention_0", [[2, 8, 64, 32]] * 4),
+        ("triton_tem_fused_mm_0", [[64, 32], [32, 16], [8, 8]]),
+        ("aten::_grouped_mm", [[96, 32], [4, 31, 16], [4]]),
+        ("aten::mv", [[64, 32], [31]]),
+    ],
+)
+def test_a_product_whose_sizes_do_not_fit_is_not_counted(name, shapes):
+    assert call(name, *shapes) is None
+
+
+def test_convolutions_of_intels_xpu_are_those_of_others():
+    values = ("", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1")
+    cost = call(
+        "aten::convolution_overrideable", [10, 3, 224, 224], [64, 3, 7, 7], *([[]] * 7),
+        values=values,
+    )  # fmt: skip
+    assert cost.flops == 2 * 10 * 118_013_952
+    shapes = ([10, 64, 112, 112], [10, 3, 224, 224], [64, 3, 7, 7], *([[]] * 7))
+    cost = call(
+        "aten::convolution_backward_overrideable", *shapes,
+        values=(*values, "[False, True, True]"),
+    )  # fmt: skip
+    assert cost.flops == 2 * 10 * 118_013_952
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -169,6 +241,26 @@ def test_float32_on_matrix_units_is_held_against_their_peak():
         pytest.approx(per_s / 494.7e12),
         pytest.approx(per_s / 66.9e12),
     ]
+
+
+def test_products_of_eight_bits_are_held_against_their_own_peak_and_not_their_scales():
+    """An MI300X has 2,614.9 TFLOP/s of float8, in a type of its own, and 163.4 of float32."""
+    shapes = [[4096, 4096], [4096, 4096], [], [], []]
+    types = ["c10::Float8_e4m3fnuz", "c10::Float8_e4m3fnuz", "float", "float", ""]
+    (rate,) = measure_rates((row("aten::_scaled_mm", shapes, types, 10**6),), "AMD Instinct MI300X")
+    assert rate.peak_ratio == pytest.approx(2 * 4096**3 / 1e-3 / 2614.9e12)
+    unknown = ["c10::Float4_e2m1fn_x2", "c10::Float4_e2m1fn_x2", "float", "float", ""]
+    assert not measure_rates((row("aten::_scaled_mm", shapes, unknown, 10**6),), "NVIDIA B200")
+
+
+def test_scales_in_lists_do_not_hide_a_product():
+    """As torch's second form of it has them: their type is not in the trace, nor is it needed."""
+    shapes = [[256, 128], [128, 64], [[256, 4]], [], [], [[64, 4]], [], []]
+    kind = "c10::Float8_e4m3fn"
+    types = [kind, kind, "TensorList", "ScalarList", "", "TensorList", "ScalarList", ""]
+    (rate,) = measure_rates((row("aten::_scaled_mm_v2", shapes, types, 1000),), "NVIDIA B200")
+    assert rate.flops == 2 * 256 * 128 * 64
+    assert rate.num_bytes == 256 * 128 + 128 * 64 + 256 * 64
 
 
 def test_what_is_not_known_is_not_counted():

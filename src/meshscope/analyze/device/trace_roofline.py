@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshscope.core.flops import Shapes
+from meshscope.core.flops import COUNTED_OPERATORS, Shapes
 from meshscope.core.hardware import TF32, find_bandwidth, find_peak
 from meshscope.core.operator_cost import ITEM_BYTES, Call, OperatorCost, Tensor, count_cost
 from meshscope.core.unavailable import Unavailable, known
@@ -38,6 +38,8 @@ DTYPES = {
     "Double": "float64",
     "c10::Float8_e4m3fn": "float8_e4m3fn",
     "c10::Float8_e5m2": "float8_e5m2",
+    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
 }
 _ITEM_IN_KERNEL = re.compile(
     r"OpaqueType<(?P<size>\d{1,2})|Functor<(?P<type>c10::\w+|float|double)\b"
@@ -174,10 +176,10 @@ def _count(row: OperatorRow) -> OperatorCost | Unavailable:
         return Unavailable(_UNTOLD)
     if not row.shapes:
         return Unavailable("no shapes recorded (record_shapes=True)")
-    inputs = _read_inputs(row.shapes, row.types, _find_item_bytes(row.kernel))
+    inputs = _read_inputs(row)
     if inputs is None:
         return Unavailable("shapes or types of tensors are not recorded")
-    if _has_long_list(row.types, inputs):
+    if row.name not in COUNTED_OPERATORS and _has_long_list(row.types, inputs):
         return Unavailable("the profiler does not write the shapes of a long list of tensors")
     cost = count_cost(Call(name=row.name, inputs=inputs, values=_read_values(row.values)))
     return cost or Unavailable("its cost is not known from its shapes")
@@ -255,17 +257,18 @@ def _has_long_list(types: str, inputs: tuple[tuple[Tensor, ...], ...]) -> bool:
     return any(kind == _LIST and not own for kind, own in zip(kinds, inputs, strict=True))
 
 
-def _read_inputs(
-    shapes: str, types: str, item_bytes: int | None
-) -> tuple[tuple[Tensor, ...], ...] | None:
-    """Every input's tensors; None where a tensor's type is not said. `item_bytes` are those of
-    tensors in lists."""
-    sizes, kinds = _read_list(shapes), _read_list(types)
+def _read_inputs(row: OperatorRow) -> tuple[tuple[Tensor, ...], ...] | None:
+    """Every input's tensors; None where a tensor's type is not said. Lists are left out of products
+    and attention: there they are scales of the factors, whose type no kernel tells."""
+    sizes, kinds = _read_list(row.shapes), _read_list(row.types)
     if sizes is None or kinds is None or len(sizes) != len(kinds):
         return None
+    has_scales = row.name in COUNTED_OPERATORS
+    item_bytes = _find_item_bytes(row.kernel)
     found: list[tuple[Tensor, ...]] = []
     for entry, kind in zip(sizes, kinds, strict=True):
-        own = _read_tensors(entry, kind, item_bytes)
+        is_left_out = has_scales and kind == _LIST
+        own = () if is_left_out else _read_tensors(entry, kind, item_bytes)
         if own is None:
             return None
         found.append(own)
@@ -302,8 +305,10 @@ _LIST = "TensorList"
 def _compare_with_peak(per_s: float, device_name: str, row: OperatorRow) -> float | Unavailable:
     if not device_name:
         return Unavailable(_NO_DEVICE)
-    named = _read_list(row.types) or []
-    dtype = next((DTYPES[one] for one in named if isinstance(one, str) and one in DTYPES), None)
+    # The first tensor's, not the first that is known: factors stand before their scales.
+    tensors = zip(_read_list(row.shapes) or [], _read_list(row.types) or [], strict=False)
+    named = next((kind for sizes, kind in tensors if sizes and kind != _LIST), None)
+    dtype = DTYPES.get(named) if isinstance(named, str) else None
     if dtype is None:
         return Unavailable("the trace does not say the operator's type")
     is_tf32 = dtype == "float32" and TF32 in row.kernel.lower()
