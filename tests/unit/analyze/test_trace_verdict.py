@@ -2,7 +2,7 @@
 
 import pytest
 
-from made_traces import call, kernel, nccl, step, summarize
+from made_traces import call, host, kernel, nccl, step, summarize
 from meshscope.analyze.device.trace_verdict import OthersPart, judge
 
 
@@ -67,3 +67,49 @@ def test_where_others_share_the_blame_the_hosts_part_leads(tmp_path):
     ]
     summary = summarize(tmp_path / "trace.json", events)
     assert judge(summary, OthersPart(wait_ns=150_000, late_rank=None)).cause == "host"
+
+
+def on_cpu(tmp_path, *more, operators=((0, 300),)):
+    """A step of 1,000 µs on a host."""
+    events = [step(1, 0, 1000)]
+    events += [host("cpu_op", "aten::addmm", begin, length) for begin, length in operators]
+    return summarize(tmp_path / "trace.json", [*events, *more])
+
+
+@pytest.mark.parametrize(
+    ("more", "operators", "cause", "share", "words"),
+    [
+        (("user_annotation", "enumerate(DataLoader)#_S.__next__", 500, 200), ((0, 500),),
+         "loading", 0.2, "more workers"),
+        (("user_annotation", "gloo:all_reduce", 500, 300, 2), ((0, 400),),
+         "communication", 0.3, "traces of all ranks"),
+        (("user_annotation", "Optimizer.step#SGD.step", 400, 600), ((0, 300),),
+         "optimizer", 0.6, "foreach"),
+        (("cpu_op", "aten::relu", 999, 1), ((0, 200),), "python", 0.799, "with_stack"),
+        (("cpu_op", "aten::relu", 999, 1), ((0, 600),), "operators", 0.601, ""),
+    ],
+)  # fmt: skip
+def test_without_a_device_the_main_thread_is_judged(tmp_path, more, operators, cause, share, words):
+    verdict = judge(on_cpu(tmp_path, host(*more), operators=operators))
+    assert (verdict.cause, verdict.share_ratio) == (cause, pytest.approx(share))
+    assert words in verdict.advice
+
+
+def test_operators_are_named(tmp_path):
+    assert "aten::addmm (100 % of" in judge(on_cpu(tmp_path, operators=((0, 900),))).text
+
+
+def test_work_that_was_launched_and_not_recorded_is_no_work_of_the_hosts(tmp_path):
+    """ProfilerActivity.CPU alone in a program that computes on a GPU."""
+    summary = on_cpu(tmp_path, call("cudaLaunchKernel", 10, 1), call("cudaLaunchKernel", 20, 2))
+    verdict = judge(summary)
+    assert verdict.cause == "unseen"
+    assert "ProfilerActivity.CUDA" in verdict.advice
+    assert any("2 calls launched device work" in one for one in summary.warnings)
+
+
+def test_of_ranks_without_a_trace_it_is_not_said_whom_one_waited_for(tmp_path):
+    summary = make_communicating(tmp_path)
+    verdict = judge(summary, OthersPart(wait_ns=0, late_rank=None, unmatched_ns=300_000))
+    assert "traces of all ranks tell" in verdict.advice
+    assert "transfer" not in verdict.advice

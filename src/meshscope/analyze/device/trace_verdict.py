@@ -4,6 +4,8 @@ The largest part of its time that is no compute is named if it is more than MIN_
 for the host, for other ranks' data, for copies, for itself. Otherwise the device is busy, and the
 largest category of its kernels is named, with its distance from the roofline where that is known.
 Where the other ranks' traces are there, what it waited for them is told apart from what it sent.
+Without a device the same is said of the main thread; Python and the optimizer are named only where
+they take more than all operators, because the profiler makes them slower.
 Not a finding with a price: `meshscope report` has those.
 """
 
@@ -33,13 +35,15 @@ _PLAIN_FLOAT32 = re.compile(r"(?<!16)sgemm(?!.*tf32)|_f32f32_f32f32_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceVerdict:
-    """Of one device."""
+    """Of one device, or of a host without one."""
 
     cause: str
     """`host`, `synchronising`, `communication`, `waiting` for other ranks, `copies`, `dependency`,
-    `unknown`, `kernels`; `little work`, or `incomplete` where the trace lacks its end."""
+    `unknown`, `kernels`; `little work`, or `incomplete` where the trace lacks its end. Of a host
+    `loading`, `communication`, `waiting`, `optimizer`, `python`, `operators`, or `unseen` where the
+    device's work was not recorded."""
     share_ratio: float
-    """Of the device's time."""
+    """Of the device's time, or the main thread's."""
     text: str
     """One sentence."""
     advice: str
@@ -58,17 +62,20 @@ class OthersPart:
 
 
 def judge(summary: TraceSummary, others: OthersPart | None = None) -> TraceVerdict | Unavailable:
-    """The verdict on the busiest device of a trace; `others` where traces of them tell."""
-    if not summary.devices:
-        return Unavailable("no device in this trace")
-    device = max(summary.devices, key=lambda one: one.breakdown.time.busy_ns)
+    """The verdict on the busiest device of a trace, without one on its host; `others` where traces
+    of them tell."""
+    if not summary.devices and not summary.host.total_ns:
+        return Unavailable("neither a device nor operators in this trace")
     if any(lacks_end(warning) for warning in summary.warnings):
         return TraceVerdict(
             cause="incomplete",
             share_ratio=0.0,
-            text="The trace is cut off: what limits the device is not known.",
+            text="The trace is cut off: what limits the program is not known.",
             advice="Record it again, and let the profiler finish writing before the program ends.",
         )
+    if not summary.devices:
+        return _judge_host(summary, others)
+    device = max(summary.devices, key=lambda one: one.breakdown.time.busy_ns)
     work_ns = device.breakdown.time.busy_ns
     host_ns = summary.host.total_ns - summary.unrecorded_ns
     if work_ns < _LITTLE_RATIO * host_ns:
@@ -103,7 +110,7 @@ def _judge_device(
     ratio = ns / whole
     if ratio < MIN_RATIO:
         return _judge_kernels(device, whole)
-    percent = f"{ratio:.0%}".replace("%", " %")
+    percent = _percent(ratio)
     text, advice = {
         "host": (
             f"The device waits for its host {percent} of the time.",
@@ -136,6 +143,76 @@ def _judge_device(
         ),
     }[cause]
     return TraceVerdict(cause=cause, share_ratio=ratio, text=text, advice=advice)
+
+
+def _judge_host(summary: TraceSummary, others: OthersPart | None) -> TraceVerdict:
+    """Of a program on CPUs: what its main thread did."""
+    if summary.recognition.num_unseen:
+        return TraceVerdict(
+            cause="unseen",
+            share_ratio=0.0,
+            text="The program launched device work, and none of it is in the trace.",
+            advice="Record the device's activity, too (ProfilerActivity.CUDA).",
+        )
+    time = summary.host.time
+    whole = max(time.total_ns - summary.unrecorded_ns, 1)
+    wait_ns = min(others.wait_ns, time.exposed_ns) if others else 0
+    parts = {
+        "loading": time.loading_ns,
+        "communication": time.exposed_ns - wait_ns,
+        "waiting": wait_ns,
+    }
+    rest = {
+        "optimizer": time.optimizer_ns,
+        "python": max(time.other_ns - summary.unrecorded_ns, 0),
+    }
+    if max(parts.values()) < MIN_RATIO * whole:
+        if max(rest.values()) <= time.operator_ns:
+            return _judge_operators(summary, time.operator_ns / whole)
+        parts = rest
+    cause, ns = max(parts.items(), key=lambda item: item[1])
+    percent = _percent(ns / whole)
+    text, advice = {
+        "loading": (
+            f"The main thread waits for data {percent} of the time.",
+            "Give the DataLoader more workers, or let it do less for each sample.",
+        ),
+        "communication": (
+            f"{percent} of the time the program communicates with no operator beside it.",
+            "Overlap it with compute, or send less."
+            if others is not None
+            else "Overlap it with compute, send less, or find the rank that the others wait for: "
+            "traces of all ranks tell.",
+        ),
+        "waiting": (
+            f"{percent} of the time the program waits in communication for other ranks.",
+            _advise_waiting(others),
+        ),
+        "optimizer": (
+            f"The optimizer takes {percent} of the time.",
+            "Update many tensors in one call: foreach=True, or fused=True.",
+        ),
+        "python": (
+            f"No operator runs {percent} of the time: Python, or what was not recorded.",
+            "with_stack=True tells which functions; the profiler itself makes Python slower.",
+        ),
+    }[cause]
+    return TraceVerdict(cause=cause, share_ratio=ns / whole, text=text, advice=advice)
+
+
+def _judge_operators(summary: TraceSummary, ratio: float) -> TraceVerdict:
+    text = f"The main thread is in operators {_percent(ratio)} of the time."
+    if summary.host.operators:
+        most = summary.host.operators[0]
+        text = (
+            f"{text[:-1]}, most of it in {most.name} ({_percent(most.share_ratio)} of all "
+            "operators' own time)."
+        )
+    return TraceVerdict(cause="operators", share_ratio=ratio, text=text, advice="")
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:.0%}".replace("%", " %")
 
 
 def _advise_host(launches: LaunchQueue | Unavailable) -> str:

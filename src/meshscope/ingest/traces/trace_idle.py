@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.ingest.traces.trace_kernels import has_any
+from meshscope.ingest.traces.trace_kernels import find_launching, has_any
 from meshscope.ingest.traces.trace_spans import find_ends, find_named, unite_events
 from meshscope.ingest.traces.trace_steps import BEFORE_TRACE
 from meshscope.numerics.idle_gaps import IdleGaps, IdleTime, explain_gaps
@@ -13,7 +13,6 @@ from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int32s, Int64s, find_true
 
 SYNCHRONISING = ("synchronize", "memcpyasync_dtoh")
-LAUNCHING = ("launch",)
 COMMUNICATING = (
     "nccl:", "gloo:", "c10d::", "record_param_comms", "rccl:", "work::wait", "xccl:", "hccl:",
 )  # fmt: skip
@@ -80,7 +79,7 @@ def find_gaps(
 def find_synchronising(trace: Trace) -> Intervals:
     """When a thread that launches work waited for the device; others, such as a watchdog, may."""
     events = trace.events
-    tracks = np.unique(events.track[find_named(trace, has_any(*LAUNCHING), Category.RUNTIME)])
+    tracks = np.unique(events.track[find_launching(trace)])
     rows = find_named(trace, has_any(*SYNCHRONISING), Category.RUNTIME)
     return unite_events(trace, rows[np.isin(events.track[rows], tracks)])
 

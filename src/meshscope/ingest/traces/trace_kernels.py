@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Category, Trace, ValueKind
-from meshscope.ingest.traces.trace_spans import match_names
+from meshscope.ingest.traces.trace_spans import find_named, match_names
 from meshscope.store.read.arrays import Bools, Int64s, Uint8s, find_true
 
 
@@ -101,6 +101,9 @@ class Recognition:
     """Of those, with the collective's arguments."""
     num_symmetric: int
     """Kernels that communicate over symmetric memory; counted as compute."""
+    num_unseen: int
+    """Calls that launched device work in a trace that has none: the profiler was not asked for
+    it."""
     warnings: tuple[str, ...]
 
 
@@ -118,6 +121,8 @@ class KernelClasses:
 
 
 UNKNOWN_KIND = "unknown"
+LAUNCHING = ("launch",)
+"""Parts of the names of calls that put work onto a device."""
 
 
 def classify_kernels(trace: Trace) -> KernelClasses:
@@ -199,7 +204,14 @@ def _recognise(
     num_kernels = int(np.count_nonzero(is_kernel))
     warnings = []
     world_size = 1 if isinstance(trace.world_size, Unavailable) else trace.world_size
-    if not num_kernels:
+    num_unseen = 0 if work.any() else len(find_launching(trace))
+    if num_unseen:
+        warnings.append(
+            f"{num_unseen:,} calls launched device work, and none of it is in the trace: what the "
+            "host shows below is not what the device did; record its activity "
+            "(ProfilerActivity.CUDA), too"
+        )
+    elif not num_kernels:
         warnings.append("no kernel in the trace: nothing can be said about a device")
     elif world_size > 1 and not num_collectives and not is_symmetric.any():
         warnings.append(
@@ -212,8 +224,14 @@ def _recognise(
         num_collectives=num_collectives,
         num_named_collectives=int(np.count_nonzero(is_named)),
         num_symmetric=int(np.count_nonzero(is_symmetric)),
+        num_unseen=num_unseen,
         warnings=tuple(warnings),
     )
+
+
+def find_launching(trace: Trace) -> Int64s:
+    """Calls that put work onto a device."""
+    return find_named(trace, has_any(*LAUNCHING), Category.RUNTIME)
 
 
 def has_any(*parts: str) -> Callable[[str], bool]:

@@ -101,8 +101,9 @@ _ByRank = dict[int, list[TraceRecording]]
 
 def _sort_by_rank(recordings: Sequence[TraceRecording]) -> _ByRank:
     found: _ByRank = {}
+    is_alone = _are_of_one_process(recordings)
     for one in recordings:
-        found.setdefault(_rank_of(one, is_only=len(recordings) == 1), []).append(one)
+        found.setdefault(_rank_of(one, is_only=is_alone), []).append(one)
     for rank, own in found.items():
         own.sort(key=lambda one: one.extent_ns)
         own[:] = _number_windows(own)
@@ -116,6 +117,23 @@ def _sort_by_rank(recordings: Sequence[TraceRecording]) -> _ByRank:
                     )
                 seen[step] = one.source
     return dict(sorted(found.items()))
+
+
+def _are_of_one_process(recordings: Sequence[TraceRecording]) -> bool:
+    """One trace; or several that name neither rank nor job and communicate with nobody, whose
+    marked steps are all different: what a schedule with several cycles leaves of one process."""
+    if len(recordings) == 1:
+        return True
+    is_unnamed = all(
+        isinstance(one.rank, Unavailable)
+        and isinstance(one.world_size, Unavailable)
+        and coordinates_of(one.source) is None
+        and one.has_steps
+        and not one.collectives
+        for one in recordings
+    )
+    numbers = [step for one in recordings for step in one.steps.number.tolist()]
+    return is_unnamed and len(set(numbers)) == len(numbers)
 
 
 def _number_windows(own: list[TraceRecording]) -> list[TraceRecording]:
@@ -231,6 +249,11 @@ def _find_notes(
 ) -> list[str]:
     sources = {one.steps.source for one in recordings} - {StepSource.PROFILER}
     notes = [f"steps are {source.words}" for source in sorted(sources)]
+    if len(recordings) > 1 and _are_of_one_process(recordings):
+        notes.append(
+            f"the {len(recordings):,} traces name no rank: taken for windows of one process, "
+            "because none of their steps is in two of them"
+        )
     if len(by_rank) < world_size:
         notes.append(
             f"traces of {len(by_rank)} of {world_size} ranks: others may have waited for a rank "
