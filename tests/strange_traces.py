@@ -924,3 +924,251 @@ def a_device_that_mostly_waits(folder: Path) -> Path:
         events.append(event("kernel", "ampere_sgemm_128x64_nn", at, 100, pid=0, tid=7,
                             args={"device": 0, "stream": 7, "correlation": place + 1}))  # fmt: skip
     return put(folder, document(events, world_size=1))
+
+
+# --- a second set, written when the first was read; again before meshscope was run on it ----------
+
+
+@case(replace(XLA_STEP, step_source="profiler", step_numbers=(40, 41, 42)))
+def jax_on_a_tpu(folder: Path) -> Path:
+    """Lines `Steps`, `XLA Modules`, `XLA Ops` (a loop around what it runs), `Async XLA Ops`."""
+    lines = {1: "Steps", 2: "XLA Modules", 3: "XLA Ops", 4: "Async XLA Ops"}
+    events = _metadata(3, "/device:TPU:0", lines) + _metadata(701, "/host:CPU", {100: "python"})
+
+    def add(tid: int, name: str, begin: float, length: float) -> None:
+        events.append(
+            {"ph": "X", "pid": 3, "tid": tid, "name": name, "ts": begin, "dur": length, "args": {}}
+        )
+
+    for place in range(3):
+        at = 10_000 + 1000 * place
+        add(1, str(40 + place), at + 100, 890)
+        add(2, "jit_step(123)", at + 100, 890)
+        add(3, "while.7", at + 100, 350)
+        add(3, "fusion.1", at + 100, 300)
+        add(3, "convert.2", at + 400, 50)
+        add(3, "fusion.3", at + 450, 300)
+        add(3, "all-reduce.4", at + 750, 150)
+        add(3, "copy.5", at + 900, 40)
+        add(3, "fusion.6", at + 940, 50)
+        add(4, "all-reduce-start.4", at + 600, 300)
+    return put(folder, gzip.compress(json.dumps({"traceEvents": events}).encode()), "t.json.gz")
+
+
+CASES[-1] = replace(
+    CASES[-1],
+    known=(
+        replace(
+            CASES[-1].known[0], num_kernels=18, num_collectives=3, communication_us=450,
+            exposed_us=450, exposed_copy_us=0, compute_us=2220,
+        ),
+    ),
+)  # fmt: skip
+
+
+@case(
+    Known(
+        step_source="kernels",
+        step_numbers=(0, 1, 2, 3, 4),
+        compute_us=5 * 10 * 20,
+        communication_us=0,
+        exposed_us=0,
+        exposed_copy_us=0,
+        idle_us=None,
+        num_kernels=50,
+        num_collectives=0,
+        categories_us=(("GEMM", 500), ("elementwise", 500)),
+        verdicts=("host",),
+    )
+)
+def a_server_without_marks(folder: Path) -> Path:
+    """Ten kernels, ten different names, five times; the host launches each when it begins."""
+    events: Events = []
+    for place in range(50):
+        number, at = place % 10, 10_000 + 100 * place
+        name = f"gemm_{number}" if number % 2 else f"vectorized_elementwise_kernel_{number}"
+        call = {"correlation": place + 1}
+        events.append(event("cuda_runtime", "cudaLaunchKernel", at - 6, 5, args=call))
+        events.append(event("kernel", name, at, 20, pid=0, tid=7,
+                            args={"device": 0, "stream": 7, **call}))  # fmt: skip
+    return put(folder, document(events, world_size=1))
+
+
+def _wait(name: str, cause: str, gap: Callable[[float], Events], *, launch: float) -> None:
+    """A kernel of 500 µs, then 500 µs without, five times; what the host did then is given."""
+
+    def write(folder: Path) -> Path:
+        events: Events = []
+        for place in range(5):
+            at = 10_000 + 1000 * place
+            called = {"correlation": place + 1}
+            events.append(event("cuda_runtime", "cudaLaunchKernel", at - launch, 5, args=called))
+            events.append(event("kernel", "ampere_bf16_s1688gemm_bf16", at, 500, pid=0, tid=7,
+                                args={"device": 0, "stream": 7, **called}))  # fmt: skip
+            if place < 4:
+                events += gap(at + 500)
+        return put(folder, document(events, world_size=1))
+
+    write.__name__ = name.replace(" ", "_")
+    known = Known(
+        step_source="none", step_numbers=(), compute_us=2500, communication_us=0, exposed_us=0,
+        exposed_copy_us=0, idle_us=2000, num_kernels=5, num_collectives=0,
+        categories_us=(("GEMM", 2500),), verdicts=(cause,),
+    )  # fmt: skip
+    case(known)(write)
+
+
+_wait(
+    "a host that loads data", "host",
+    lambda at: [event("user_annotation", "enumerate(DataLoader)#X.__next__", at, 480)], launch=8,
+)  # fmt: skip
+_wait(
+    "a host that waits for its device", "synchronising",
+    lambda at: [event("cuda_runtime", "cudaStreamSynchronize", at - 490, 495)], launch=8,
+)  # fmt: skip
+_wait("work that was queued and waits", "dependency", lambda at: [], launch=900)
+
+
+@case(
+    Known(
+        step_source="none",
+        step_numbers=(),
+        compute_us=1000,
+        communication_us=0,
+        exposed_us=0,
+        exposed_copy_us=4000,
+        idle_us=0,
+        num_kernels=2,
+        num_collectives=0,
+        categories_us=(("GEMM", 1000), ("copy", 4000)),
+        verdicts=("copies",),
+    )
+)
+def copies_that_hold_everything_up(folder: Path) -> Path:
+    events: Events = []
+    for place, (category, name, begin, length) in enumerate(
+        (
+            ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 10_000, 2000),
+            ("kernel", "nvjet_tst_128x256", 12_000, 500),
+            ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 12_500, 2000),
+            ("kernel", "nvjet_tst_128x256", 14_500, 500),
+        )
+    ):
+        call = {"correlation": place + 1}
+        events.append(event("cuda_runtime", "cudaMemcpyAsync", 9_000 + place, 1, args=call))
+        events.append(event(category, name, begin, length, pid=0, tid=7,
+                            args={"device": 0, "stream": 7, **call}))  # fmt: skip
+    return put(folder, document(events, world_size=1))
+
+
+LATE = replace(LOOP, compute_us=2100, verdicts=("waiting",))
+
+
+@case((LATE, replace(LATE, verdicts=None)), says=("rank 1 came last 3 times", "rank 1 comes last"))
+def a_rank_that_comes_late(folder: Path) -> Path:
+    """Rank 1's second product takes 150 µs longer; its all-reduce begins then and lasts as much
+    less. Rank 0's all-reduce begins at 600 and waits until 900: of its 150 µs that nothing hides
+    all are waiting but the transfer's own."""
+    put(folder / "r", document(loop()), "rank0.json")
+    events = loop()
+    for one in events:
+        at = (one["ts"] - 10_000) % 1000
+        if one["cat"] == "kernel" and one["name"] == CUDA.product and at == 450:
+            one["dur"] = 440
+        if one["name"] == CUDA.reduce:
+            one["ts"] += 290
+            one["dur"] = 10
+    return put(folder / "r", document(events, rank=1), "rank1.json").parent
+
+
+CASES[-1] = replace(
+    CASES[-1],
+    known=(
+        LATE,
+        replace(
+            LATE, compute_us=3 * 840, communication_us=30, exposed_us=30, verdicts=None,
+            categories_us=(("GEMM", 3 * 740), ("communication", 30)),
+        ),
+    ),
+)  # fmt: skip
+
+
+@case(says=("2.00 GiB", "step 6"))
+def memory_by_allocator(folder: Path) -> Path:
+    """`[memory]` events: at most 2 GiB allocated, in step 6, of 3 GiB reserved."""
+    gib = 1 << 30
+    more = [
+        {
+            "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 100,
+            "tid": 100, "ts": at,
+            "args": {"Total Reserved": 3 * gib, "Total Allocated": total, "Bytes": change,
+                     "Addr": 1, "Device Id": 0, "Device Type": 1, "Ev Idx": 0},
+        }
+        for at, total, change in (
+            (10_300, gib, gib), (11_300, 2 * gib, gib), (12_300, gib, -gib),
+        )
+    ]  # fmt: skip
+    return put(folder, document(loop() + more))
+
+
+@case(
+    replace(
+        LOOP,
+        num_kernels=15 + 12,
+        num_collectives=3 + 6,
+        verdicts=None,
+        compute_us=None,
+        communication_us=None,
+        exposed_us=None,
+        exposed_copy_us=None,
+        idle_us=None,
+        categories_us=(("communication", 900 + 6 * 10),),
+    )
+)
+def experts_that_exchange_tokens(folder: Path) -> Path:
+    """DeepEP's kernels send; what lays out tokens does not."""
+    names = (
+        "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)",
+        "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)",
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)",
+        "void at::native::indexing_backward_kernel<float>(long const*)",
+    )
+    more = [
+        event("kernel", name, 10_110 + 1000 * step + 20 * place, 10, pid=0, tid=30,
+              args={"device": 0, "stream": 30})
+        for step in range(3)
+        for place, name in enumerate(names)
+    ]  # fmt: skip
+    return put(folder, document(loop() + more))
+
+
+@case(tuple([LOOP] + [replace(LOOP, verdicts=None)] * 7))
+def eight_devices_of_one_process(folder: Path) -> Path:
+    events = loop()
+    for device in range(1, 8):
+        events += loop(device=device, correlation=1000 * device, has_marks=False)
+    return put(folder, document(events, world_size=1))
+
+
+@case(exit_code=3)
+def a_file_whose_name_is_hostile(folder: Path) -> Path:
+    return put(folder, b"hello", "a\x1b[31m\nb\u202e.json")
+
+
+@case()
+def a_file_whose_good_name_is_hostile(folder: Path) -> Path:
+    return put(folder, document(loop()), "a\x1b[31m b\u202e<i>.json")
+
+
+@case()
+def a_file_whose_name_is_no_text(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = os.fsencode(folder) + b"/\xff\xfe.json"
+    with open(path, "wb") as file:
+        file.write(json.dumps(document(loop())).encode())
+    return Path(os.fsdecode(path))
+
+
+@case(exit_code=3)
+def nothing_at_all(folder: Path) -> Path:
+    return folder / "there is no such file.json"
