@@ -14,7 +14,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.unit_text import plural
 from meshscope.core.verdict.severity import Severity
 from meshscope.page.evidence import choose_lamp, name_findings
-from meshscope.page.run_state import RunState, StateKind
+from meshscope.page.run_state import TRACES_NOTE, RunState, StateKind
 from meshscope.report import format as form
 from meshscope.report.run.report import Report
 
@@ -62,7 +62,9 @@ def light_lamps(report: Report, state: RunState) -> tuple[Lamp, ...]:
     """All five, always."""
     values = {
         "fast": _say_fast(report),
-        "move": (state.text, state.note.partition("; ")[0]),
+        "move": (_NOT_KNOWN, TRACES_NOTE)
+        if report.attempt.is_from_traces
+        else (state.text, state.note.partition("; ")[0]),
         "fit": _say_fit(report),
         "learn": _say_learn(report),
         "trust": _say_trust(report, state),

@@ -9,6 +9,8 @@ from meshscope.report import format as form
 from meshscope.report.sections.hang_words import make_sentence
 from meshscope.store.read.run import Attempt
 
+TRACES_NOTE = "traces do not say how the job went on"
+
 
 class StateKind(StrEnum):
     """How a run is."""
@@ -32,7 +34,9 @@ class RunState:
 
 
 def describe_state(attempt: Attempt, hang: Hang | None) -> RunState:
-    """By what ranks wrote, and by `hang` where somebody looked."""
+    """By what ranks wrote, and by `hang` where somebody looked. A trace says nothing of the end."""
+    if attempt.is_from_traces:
+        return RunState(kind=StateKind.FINISHED, text="Traces", note=TRACES_NOTE)
     num_ranks, world = len(attempt.ranks), attempt.world_size
     ended = [rank for rank in attempt if rank.closing is not None]
     raised = {rank.rank: rank.exception for rank in attempt if rank.exception is not None}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.budget.budget_lines import Line, sort_bound_pieces
+from meshscope.analyze.budget.budget_lines import Line, Share, sort_bound_pieces
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import find_rows
 from meshscope.analyze.study import Study
@@ -20,6 +20,7 @@ from meshscope.core.unavailable import Missing, Unavailable, known, need, or_una
 from meshscope.store.read.arrays import Int64s
 
 MAX_SPANS = 50_000
+IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,7 @@ def cut_step(
     pieces = timeline.pieces
     rows = np.flatnonzero((pieces.step == column) & np.isin(pieces.rank, named))
     limit_ns, groups = _merge(pieces, rows, line, max_spans)
+    is_idle = study.attempt.is_from_traces and bool(timeline.on_device[chosen].all())
     operations, operation = _describe_operations(timeline, pieces.row[groups.main])
     actions, action = _cut_actions(timeline, named, column, origin, pieces.action[groups.main])
     return StepSpans(
@@ -146,7 +148,9 @@ def cut_step(
         clock_uncertainty_ns=tuple(_bound_clock(timeline, rank) for rank in named.tolist()),
         on_device=tuple(timeline.on_device[chosen].tolist()),
         merged_below_ns=limit_ns,
-        lines=tuple(LineFacts(share=str(one.share), axis=one.axis) for one in lines),
+        lines=tuple(
+            LineFacts(share=_name_share(one, is_idle=is_idle), axis=one.axis) for one in lines
+        ),
         phases=timeline.phases,
         action_kinds=tuple(ACTION_KINDS),
         pieces=PieceSpans(
@@ -176,6 +180,12 @@ def choose_steps(study: Study) -> dict[str, int]:
 
 def _sort_pieces(study: Study) -> tuple[list[Line], Int64s]:
     return sort_bound_pieces(need(study.timeline), known(study.device_parts))
+
+
+def _name_share(line: Line, *, is_idle: bool) -> str:
+    """Traces have all work of a device: between its phases it idles. The budget has the causes,
+    which are summed by step."""
+    return IDLE if is_idle and line.share is Share.BETWEEN else str(line.share)
 
 
 def _choose_ranks(timeline: Timeline, ranks: tuple[int, ...] | None) -> Int64s:

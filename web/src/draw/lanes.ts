@@ -60,8 +60,15 @@ export function drawLane(frame: Frame, spans: StepSpans, kinds: readonly Kind[],
   const { pieces, actions } = spans;
   const hasBands = lane.actions.length > 0 && height >= 8;
   const [lowerY, lowerHeight] = hasBands ? [y + height * UPPER, height * (1 - UPPER)] : [y, height];
-  // Pieces below half a pixel: each pixel gets the kind that has most of its time.
+  // Pieces below half a pixel: each pixel gets the kind that has most of its time, with what longer
+  // pieces have of it. Without those, short kernels between pauses would look like one long kernel.
   const small = new Map<number, Float64Array>();
+  const edges = new Map<number, Float64Array>();
+  const addEdge = (px: number, kind: Kind, share: number): void => {
+    let sums = edges.get(px);
+    if (!sums) edges.set(px, (sums = new Float64Array(KINDS.length)));
+    sums[KINDS.indexOf(kind)]! += share;
+  };
   lane.pieces.forEach((i, k) => {
     const [a, b] = [x(pieces.start_ns[i]!), x(pieces.start_ns[i]! + pieces.duration_ns[i]!)];
     if (b < left || a > right) return;
@@ -74,6 +81,12 @@ export function drawLane(frame: Frame, spans: StepSpans, kinds: readonly Kind[],
       return;
     }
     const isLower = hasBands && lane.isInside[k];
+    if (!isLower) {
+      const [first, last] = [Math.floor(a), Math.floor(b)];
+      const nsOfPixel = pieces.duration_ns[i]! / (b - a);
+      addEdge(first, kind, (Math.min(b, first + 1) - a) * nsOfPixel);
+      if (last > first) addEdge(last, kind, (b - last) * nsOfPixel);
+    }
     const [top, h] = isLower ? [lowerY, lowerHeight] : [y, height];
     if (b - a < 3) {
       ctx.fillStyle = narrowFillOf(kind, theme);
@@ -83,6 +96,7 @@ export function drawLane(frame: Frame, spans: StepSpans, kinds: readonly Kind[],
     if (phase) labelPhase(frame, clean(phase, 24), Math.max(a, left), Math.min(b, right), top + h / 2);
   });
   for (const [px, sums] of small) {
+    edges.get(px)?.forEach((share, kind) => (sums[KINDS.length + kind]! += share));
     const best = sums.indexOf(Math.max(...sums));
     ctx.fillStyle = narrowFillOf(KINDS[best % KINDS.length]!, theme);
     if (best < KINDS.length && hasBands) ctx.fillRect(px, lowerY, 1, lowerHeight);

@@ -116,11 +116,18 @@ function Banners({ run }: { run: Run }) {
   const found: string[] = [];
   const health = isKnown(report.health) ? report.health : null;
   const world = isKnown(report.run.world_size) ? report.run.world_size : report.run.num_ranks;
-  if (world > report.run.num_ranks) found.push(`Every number is of ${report.run.num_ranks} of ${plural(world, "rank")}: the others were not recorded.`);
+  const isPartial = world > report.run.num_ranks;
+  const missing = list(health?.problems).find((problem) => kindOfProblem(problem) === "missing-rank");
+  if (isPartial) found.push(`Every number is of ${report.run.num_ranks} of ${plural(world, "rank")}${missing ? `; ${wordsOf(missing)}` : ": the others were not recorded"}.`);
   if (health && health.num_dropped > 0) found.push(`${plural(health.num_dropped, "record")} were lost.`);
-  for (const problem of list(health?.problems).slice(0, 3)) found.push(wordsOf(problem));
+  const others = list(health?.problems).filter((problem) => !isPartial || problem !== missing);
+  for (const problem of others.slice(0, 3)) found.push(wordsOf(problem));
   if (report.steps.num_steps < 5) found.push(`Only ${plural(report.steps.num_steps, "step")} can be judged: what is said of steps rests on little.`);
   return <>{found.map((text) => <p key={text} class="banner" role="note"><StateIcon state="attention" />{cleanText(text)}</p>)}</>;
+}
+
+function kindOfProblem(problem: unknown): unknown {
+  return typeof problem === "object" && problem !== null ? (problem as Record<string, unknown>)["kind"] : undefined;
 }
 
 export function wordsOf(problem: unknown): string {

@@ -53,7 +53,7 @@ function rowsOf(run: Run): readonly Row[] {
   const problems = list(health?.problems);
   rows.push({
     name: "Ranks", state: world > report.run.num_ranks ? "bad" : finished < report.run.num_ranks || problems.length ? "attention" : "ok",
-    text: `${report.run.num_ranks} of ${world} recorded, ${finished} finished, ${plural(problems.length, "problem")} in files${problems.length ? `: ${problems.slice(0, 2).map(wordsOf).join("; ")}` : ""}`,
+    text: `${report.run.num_ranks} of ${world} ${run.page.meta.is_from_traces ? "have a trace" : `recorded, ${finished} finished`}, ${plural(problems.length, "problem")} in files${problems.length ? `: ${problems.slice(0, 2).map(wordsOf).join("; ")}` : ""}`,
   });
   rows.push(clocksOf(communication?.clocks ?? null, report.run.hosts.length));
   if (communication) {

@@ -18,6 +18,7 @@ from meshscope.ingest.traces.trace_spans import find_named
 from meshscope.store.read.arrays import Int16s, Int32s, Int64s, find_true
 
 STEP_NAME = re.compile(r"ProfilerStep#(\d{1,12})$")
+_XLA_STEP, _XLA_LINE = re.compile(r"(\d{1,12})$"), "Steps"
 Places = Int32s | Int16s
 """One for each event: in two bytes where they fit."""
 BEFORE_TRACE = -2
@@ -85,11 +86,15 @@ class TraceSteps:
 
 
 def find_steps(trace: Trace) -> TraceSteps:
-    """The annotations named ProfilerStep#n, one for each n."""
+    """The annotations named ProfilerStep#n, one for each n; else what XLA marked."""
     events = trace.events
+    rows = find_named(trace, STEP_NAME.match, Category.ANNOTATION, Category.CPU_OP)
+    pattern = STEP_NAME
+    if not len(rows):
+        rows, pattern = _find_xla_marks(trace), _XLA_STEP
     seen: dict[int, int] = {}
-    for row in find_named(trace, STEP_NAME.match, Category.ANNOTATION, Category.CPU_OP).tolist():
-        found = STEP_NAME.match(trace.strings[events.name[row]])
+    for row in rows.tolist():
+        found = pattern.match(trace.strings[events.name[row]])
         if found is not None:
             seen.setdefault(int(found[1]), row)
     marks = sorted(seen.items(), key=lambda mark: int(events.begin_ns[mark[1]]))
@@ -99,6 +104,18 @@ def find_steps(trace: Trace) -> TraceSteps:
     end = np.minimum(end, np.append(begin[1:], np.iinfo(np.int64).max)) if len(end) else end
     source = StepSource.PROFILER if len(number) else StepSource.NONE
     return TraceSteps(number=number, begin_ns=begin, end_ns=end, source=source)
+
+
+def _find_xla_marks(trace: Trace) -> Int64s:
+    """Events of the line `Steps` of XLA's first device."""
+    lines = [
+        (track.process_name, place)
+        for place, track in enumerate(trace.tracks)
+        if track.thread_name == _XLA_LINE and track.process_name.startswith("/device:")
+    ]
+    if not lines:
+        return np.empty(0, dtype=np.int64)
+    return find_true(trace.events.track == min(lines)[1])
 
 
 def measure_unrecorded(trace: Trace, steps: TraceSteps) -> int:

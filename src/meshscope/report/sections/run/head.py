@@ -173,6 +173,9 @@ def _describe_ranks(report: Report, detail: Detail) -> str:
         if detail.ranks is None
         else f"chosen (--ranks {form.clean_text(detail.ranks, 40)})"
     )
+    if report.attempt.is_from_traces:
+        what = "have a trace" if detail.ranks is None else what
+        return f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} {what}"
     recorded = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} {what}"
     if not num_open:
         raised = [rank.exception for rank in report.study.attempt if rank.exception is not None]

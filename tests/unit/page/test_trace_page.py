@@ -1,0 +1,47 @@
+"""The page of traces says nothing that a trace does not tell."""
+
+import json
+import re
+
+from click.testing import CliRunner
+
+from meshscope.cli import main
+from strange_traces import plain
+from trace_builders import write_traces
+
+
+def make_page(traces):
+    page = traces.parent / "page.html"
+    done = CliRunner().invoke(main, ["report", str(traces), "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r'id="meshscope-data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_whether_the_job_went_on_is_not_known(tmp_path):
+    write_traces(tmp_path / "traces", num_ranks=2, num_steps=4)
+    page = make_page(tmp_path / "traces")
+    (lamp,) = (one for one in page["lamps"] if one["key"] == "move")
+    assert (lamp["value"], lamp["state"]) == ("not known", "not known")
+    assert page["meta"]["state"]["text"] == "Traces"
+
+
+def test_between_pieces_of_work_a_device_idles(tmp_path):
+    page = make_page(plain(tmp_path / "traces"))
+    shares = {
+        step["lines"][line]["share"]
+        for step in page["timelines"]
+        for line in step["pieces"]["line"]
+    }
+    assert "idle" in shares
+    assert not any("not split" in share for share in shares)
+
+
+def test_ranks_have_a_trace_and_are_not_said_to_have_finished(tmp_path):
+    *_, last = write_traces(tmp_path / "traces", num_ranks=4, num_steps=4)
+    last.unlink()
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "traces"), "--section", "run"])
+    assert "3 of 4 have a trace" in done.output
+    assert "finished" not in done.output
