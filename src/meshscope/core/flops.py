@@ -269,8 +269,8 @@ def count_operator_flops(name: str, shapes: Shapes) -> int | None:
         forward = _count_attention(name, shapes[1:])
         return None if forward is None else 2 * forward
     if name in _VECTORS:
-        left, right = (_pick(shapes, place) for place in _VECTORS[name])
-        return 2 * math.prod(left) if len(left) == 2 and [*left[1:]] == [*right] else None
+        matrix, vector = (_pick(shapes, place) for place in _VECTORS[name])
+        return 2 * math.prod(matrix) if len(matrix) == 2 and [matrix[1]] == [*vector] else None
     inputs, weight = _pick(shapes, 0), _pick(shapes, 1)
     if name in _LINEAR and inputs and len(weight) == 2 and inputs[-1] == weight[1]:
         return 2 * math.prod(inputs) * weight[0]
