@@ -61,11 +61,13 @@ def tell_work(what: str, silent_s: float | None = None) -> Iterator[None]:
     """Says on stderr that this is still going on: after two seconds, then after each doubling, and
     how many ranks or files are done. Inside another it only says what that one is at."""
     _at_work.append(what)
+    _forget_progress()
     if len(_at_work) > 1:
         try:
             yield
         finally:
             _at_work.pop()
+            _forget_progress()
         return
     is_over = threading.Event()
     start_s = time.monotonic()
@@ -91,6 +93,13 @@ def _choose_silence() -> float:
         return max(float(os.environ.get(SILENT_VARIABLE, "")), 0.1)
     except ValueError:
         return _SILENT_SECONDS
+
+
+def _forget_progress() -> None:
+    """What was counted before was of another work: all files are read, no rank is explained yet."""
+    pool = sys.modules.get("meshscope.pool.pool")
+    if pool is not None:
+        pool.progress.num_done = pool.progress.num_items = 0
 
 
 def _describe_work(outermost: str) -> str:

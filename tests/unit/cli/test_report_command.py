@@ -14,6 +14,7 @@ from builders import MS, Faults, make_run
 from meshscope.cli import main
 from meshscope.cli.terminal_screen import tell_work
 from meshscope.core.layout import Layout
+from meshscope.pool.pool import progress
 from meshscope.store.write import table_file, writer
 
 
@@ -322,6 +323,15 @@ def test_work_that_takes_long_is_told_and_short_work_is_not(capsys):
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "meshscope: still reading, 0 s so far"
     assert 2 <= len(told) <= 5  # at 10, 20, 40, 80 and 160 ms
+
+
+def test_what_was_counted_before_is_not_said_of_the_next_work(capsys):
+    progress.num_done = progress.num_items = 4
+    with tell_work("reading", silent_s=60), tell_work("explaining 4 ranks"):
+        assert str(progress) == ""
+        progress.num_done, progress.num_items = 1, 4
+        assert str(progress) == "1 of 4"
+    assert str(progress) == ""
 
 
 def test_some_ranks_can_be_looked_at(tmp_path):
