@@ -14,6 +14,9 @@ from meshscope.report import format as form
 from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
 from meshscope.report.trace_table_text import NUM_ROWS, short_name
 
+_TOTAL, _BESIDE = "total", "communication"
+_LEAST_RATIO = 0.01
+"""Of the whole: what changed less is not said in words."""
 _Timed = PartDifference | CountedDifference | AxisDifference
 
 
@@ -27,7 +30,10 @@ def render_difference(
         return out.finish()
     whose = "host" if difference.is_of_hosts else "device"
     unit = "step" if difference.is_per_step else "trace"
-    out.headline(f"What changed, mean of a {whose}'s {unit}", "bold")
+    out.headline(_say_change(difference.parts, f"{whose}'s {unit}"), "bold")
+    out.line(
+        f"Means of a {whose}'s {unit}; few were recorded, so a difference may be chance.", "dim"
+    )
     before = _describe_side(difference.num_first_devices, whose, difference.first_names)
     now = _describe_side(difference.num_second_devices, whose, difference.second_names)
     if before != now:
@@ -45,6 +51,26 @@ def render_difference(
     _write_counted(out, "kernel", difference.kernels, num_rows)
     _write_counted(out, "operator", difference.operators, num_rows)
     return out.finish()
+
+
+def _say_change(parts: Sequence[PartDifference], what: str) -> str:
+    """The whole and the part that changed most, in a sentence."""
+    total = next((row for row in parts if row.part == _TOTAL), None)
+    if total is None or isinstance(total.ratio, Unavailable):
+        return f"What changed, mean of a {what}"
+    least_ns = _LEAST_RATIO * total.first_ns
+    now, before = form.duration(total.second_ns), form.duration(total.first_ns)
+    text = f"A {what} takes as long as before ({now})"
+    if abs(total.change_ns) >= least_ns:
+        how = "more time" if total.change_ns > 0 else "less time"
+        by = form.ratio(abs(total.ratio - 1))
+        text = f"A {what} takes {by} {how}: {now}, {before} before"
+    # What runs beside compute is in no part of the whole.
+    own = [row for row in parts if row.part not in (_TOTAL, _BESIDE)]
+    most = max(own, key=lambda row: abs(row.change_ns), default=None)
+    if most is not None and abs(most.change_ns) >= least_ns:
+        text += f"; {most.part} {_signed(most.change_ns)}"
+    return f"{text}."
 
 
 def _describe_side(count: int, what: str, names: Sequence[str]) -> str:
