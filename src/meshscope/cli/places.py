@@ -16,10 +16,11 @@ from meshscope.store.remote.storage import Storage, is_url, local_path
 
 
 class ReadPlace(click.Path):
-    """Something that is read."""
+    """Something that is read. Whether it may be is seen when it is opened: that it may not is no
+    wrong use of the command, and has an exit code of its own."""
 
     def __init__(self, *, exists: bool = False) -> None:
-        super().__init__(path_type=Path, exists=exists)
+        super().__init__(path_type=Path, exists=exists, readable=exists)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return (
@@ -71,6 +72,6 @@ def _send(staged: Path, storage: Storage) -> None:
 
 READ = ReadPlace()
 READ_THERE = ReadPlace(exists=True)
-LOCAL = LocalPlace(path_type=Path)
+LOCAL = LocalPlace(path_type=Path, readable=False)
 WRITE_FILE = WritePlace(path_type=Path, dir_okay=False)
 WRITE_FOLDER = WritePlace(path_type=Path, file_okay=False)

@@ -1,6 +1,8 @@
 """Every strange trace through the commands that read traces: numbers, words, no traceback."""
 
+import errno
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -161,3 +163,26 @@ def test_what_changed_is_said_first(tmp_path: Path) -> None:
     assert "3.3 % less time: 890 µs, 920 µs before; idle -720 µs." in (
         invoke("trace", late, "--against", server, "--no-cache").output
     )
+
+
+@pytest.mark.parametrize("command", ["trace", "report", "simulate", "sql", "import"])
+def test_a_trace_that_may_not_be_read_is_no_wrong_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The tests may run as root, who may read everything: opening it is refused here."""
+    path = {case.name: case for case in CASES}["plain"].write(tmp_path)
+
+    def refuse(place: Any, mode: int, **more: Any) -> bool:
+        return Path(os.fsdecode(place)) != path and may(place, mode, **more)
+
+    def open_nothing(place: Path, *more: Any, **named: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    may = os.access
+    monkeypatch.setattr(os, "access", refuse)
+    monkeypatch.setattr("meshscope.ingest.compressed.open_bytes", open_nothing)
+    monkeypatch.setattr("meshscope.ingest.kineto.trace_cache.open_bytes", open_nothing)
+    more = {"import": ("-o", tmp_path / "run"), "sql": ("SELECT * FROM trace_kernels",)}
+    done = invoke(command, path, *more.get(command, ()))
+    assert done.exit_code == 3
+    assert done.stderr == f"meshscope: {path}: Permission denied\n"
