@@ -32,11 +32,12 @@ _KERNELS: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = tuple(
     for category, pattern in (
         (
             KernelCategory.ATTENTION,
-            r"flash|fmha|attention|attn|sdpa|sage_fwd|sage_bwd|mla_|paged_?kv|compute_dot_do_o|convert_dq",
+            r"flash|fmha|attention|attn|sdpa|sage_fwd|sage_bwd|mla_|paged_?kv|compute_dot_do_o|convert_dq"
+            r"|bwd_kernel_(?:d[kqv]|fuse)|bwd_preprocess",
         ),
         (
             KernelCategory.CONVOLUTION,
-            r"conv(?!ert)|winograd|_fprop|dgrad|wgrad|scudnn|igemm|implicit_gemm|miopen.*(?:xdl|asm)"
+            r"conv(?!ert)|winograd|_fprop|dgrad|wgrad|scudnn|igemm(?!_int8)|implicit_gemm|miopen.*(?:xdl|asm)"
             r"|naive_conv|depthwise|im2d?2?col|col2im|sp3AsmConv|gtcx|fft2d_",
         ),
         (
@@ -55,13 +56,13 @@ _KERNELS: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = tuple(
         (
             KernelCategory.GEMM,
             r"(?<!fb)gemm|Cijk_|\bbmm_|nvjet|matmul|cublas|splitKreduce|gemv|_mm_|\bmm_|dot_kernel|gemmk1"
-            r"|addmm(?=.*template)|tem_fused|(?<!sub)tensorop|epilogue::impl|wvSplitK|moe_.*mxfp|_mm\b",
+            r"|addmm(?=.*template)|tem_fused|(?<!sub)tensorop|epilogue::impl|wvSplitK|moe_.*mxfp|fused_moe|_mm\b",
         ),
         (
             KernelCategory.REDUCTION,
             r"reduce_?kernel|reduce_fused|softmax|logsumexp|cross_?entropy|nll_loss|triton_(?:red|per)_|cumsum"
             r"|segmented_?reduce|DeviceReduce|DeviceScan|RadixSort|topk|argmax|sort|\bnorm_kernel"
-            r"|l2norm|scan_kernel|bitonic",
+            r"|l2norm|scan_kernel|_scan_(?:innermost|outer)|bitonic",
         ),
         (
             KernelCategory.COPY,
