@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from meshscope.core import unit_text
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_spans import find_named
 from meshscope.store.read.arrays import Int16s, Int32s, Int64s, find_true
@@ -139,8 +140,9 @@ def note_steps(trace: Trace, steps: TraceSteps) -> list[str]:
     unrecorded_ns = measure_unrecorded(trace, steps)
     if unrecorded_ns:
         found.append(
-            f"nothing was recorded in {unrecorded_ns / 1e6:,.3f} ms between steps: the profiler "
-            "was off; the device's total and idle time hold them, what limits it was judged without"
+            f"nothing was recorded in {unit_text.duration(unrecorded_ns)} between steps: the "
+            "profiler was off; the device's total and idle time hold them, what limits it was "
+            "judged without"
         )
     if (np.diff(steps.number) < 0).any():
         found.append(
