@@ -471,6 +471,12 @@ def packed_by_old_lzma(folder: Path) -> Path:
     return put(folder, lzma.compress(raw, format=lzma.FORMAT_ALONE), "t.json.lzma")
 
 
+@case()
+def a_name_that_says_nothing(folder: Path) -> Path:
+    """Found when `report` refused a file that `trace` read: it went by the name."""
+    return put(folder, gzip.compress(json.dumps(document(loop())).encode()), "profile of Tuesday")
+
+
 @case(exit_code=3, says=("zip",))
 def packed_by_zip(folder: Path) -> Path:
     target = io.BytesIO()

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from meshscope.errors import RunNotFound, UsageError
-from meshscope.ingest.kineto.trace_files import is_trace_name
+from meshscope.ingest.kineto.trace_files import begins_like_trace, is_trace_name
 from meshscope.store.read.files import fetch_below, find_files, is_file, is_folder
 from meshscope.store.read.run import Attempt, Run, has_ranks, is_run_directory, open_run
 from meshscope.store.read.run_folders import find_runs
@@ -49,10 +49,10 @@ def locate_run(path: Path) -> Path:
 
 
 def has_traces(path: Path) -> bool:
-    """Whether it is a trace, or a folder with traces and no run below it."""
+    """Whether it is a trace, whatever its name, or a folder with traces and no run below it."""
     try:
         if not is_folder(path):
-            return is_file(path) and is_trace_name(path)
+            return is_file(path) and (is_trace_name(path) or begins_like_trace(path))
         if is_run_directory(path) or find_runs(path):
             return False
     except PermissionError:

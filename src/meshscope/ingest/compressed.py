@@ -119,6 +119,7 @@ _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[], Unit]], ...] = (
     ((XZ_MAGIC, LZMA_MAGIC), _make_xz_unit),
 )
 """How a member begins, and what expands it."""
+MAGICS = tuple(magic for magics, _ in _FORMATS for magic in magics)
 
 
 def _find_decoder(first: bytes) -> codecs.IncrementalDecoder | None:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto.trace_cache import SUFFIX
-from meshscope.store.read.files import exists, find_files, is_folder, list_folders
+from meshscope.store.read.files import exists, find_files, is_folder, list_folders, open_bytes
 
 _TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz|\.lzma)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
 _MAX_FILES = 4096
+_ZIP_MAGIC = b"PK\x03\x04"
+"""No trace, but reading it says so."""
+_FIRST_BYTES, _LEADING = 64, b"\xef\xbb\xbf \t\r\n"
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
@@ -76,3 +79,14 @@ def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
 def is_trace_name(path: Path) -> bool:
     """Whether a file in a folder is taken for a trace."""
     return bool(_TRACE_NAME.search(path.name)) and path.name not in _NOT_TRACES
+
+
+def begins_like_trace(path: Path) -> bool:
+    """Whether a file that was named is JSON, or packed: what a run's own files are not."""
+    from meshscope.ingest.compressed import MAGICS  # most paths are runs
+
+    if path.name in _NOT_TRACES:
+        return False
+    with open_bytes(path) as file:
+        first = file.read(_FIRST_BYTES)
+    return first.startswith((*MAGICS, _ZIP_MAGIC)) or first.lstrip(_LEADING)[:1] in (b"{", b"[")
