@@ -240,8 +240,13 @@ def _put_together(read: "_Read") -> "tuple[RankComparison | Unavailable, _PathFi
     from meshscope.analyze.communication.rank_comparison import compare_ranks
     from meshscope.analyze.study import Study
     from meshscope.ingest.traces.trace_run import make_run
+    from meshscope.ingest.traces.trace_steps import go_back
     from meshscope.simulate.trace_path import find_trace_path
 
+    jumped = [one.source for one in read.recordings if go_back(one.steps)]
+    if jumped:
+        reason = f"{jumped[0]}: the numbers of its steps go back, so its clock is not to be trusted"
+        return Unavailable(reason), Unavailable(reason)
     layout = read.layout if isinstance(read.layout, Layout) else None
     try:
         made = make_run(read.recordings, Path(read.recordings[0].source), layout=layout)

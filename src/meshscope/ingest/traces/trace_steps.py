@@ -134,6 +134,11 @@ def measure_unrecorded(trace: Trace, steps: TraceSteps) -> int:
     return found
 
 
+def go_back(steps: TraceSteps) -> bool:
+    """Whether a later step has a lower number."""
+    return bool((np.diff(steps.number) < 0).any())
+
+
 def note_steps(trace: Trace, steps: TraceSteps) -> list[str]:
     """What is odd about the steps, for people."""
     found = []
@@ -144,7 +149,7 @@ def note_steps(trace: Trace, steps: TraceSteps) -> list[str]:
             "profiler was off; the device's total and idle time hold them, what limits it was "
             "judged without"
         )
-    if (np.diff(steps.number) < 0).any():
+    if go_back(steps):
         found.append(
             "the numbers of its steps go back: its clock was set back, or it is of several runs; "
             "times across steps and against other ranks are not to be trusted"
