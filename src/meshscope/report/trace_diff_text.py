@@ -30,7 +30,10 @@ def render_difference(
         return out.finish()
     whose = "host" if difference.is_of_hosts else "device"
     unit = "step" if difference.is_per_step else "trace"
-    out.headline(_say_change(difference.parts, f"{whose}'s {unit}"), "bold")
+    out.headline(_say_whole(difference.parts, f"{whose}'s {unit}"), "bold")
+    most = _find_most_changed(difference.parts)
+    if most is not None:
+        out.line(f"Most of the difference: {most.part} {_signed(most.change_ns)}.")
     out.line(
         f"Means of a {whose}'s {unit}; few were recorded, so a difference may be chance.", "dim"
     )
@@ -53,24 +56,25 @@ def render_difference(
     return out.finish()
 
 
-def _say_change(parts: Sequence[PartDifference], what: str) -> str:
-    """The whole and the part that changed most, in a sentence."""
+def _say_whole(parts: Sequence[PartDifference], what: str) -> str:
     total = next((row for row in parts if row.part == _TOTAL), None)
     if total is None or isinstance(total.ratio, Unavailable):
         return f"What changed, mean of a {what}"
-    least_ns = _LEAST_RATIO * total.first_ns
     now, before = form.duration(total.second_ns), form.duration(total.first_ns)
-    text = f"A {what} takes as long as before ({now})"
-    if abs(total.change_ns) >= least_ns:
-        how = "more time" if total.change_ns > 0 else "less time"
-        by = form.ratio(abs(total.ratio - 1))
-        text = f"A {what} takes {by} {how}: {now}, {before} before"
-    # What runs beside compute is in no part of the whole.
+    if abs(total.change_ns) < _LEAST_RATIO * total.first_ns:
+        return f"A {what} takes as long as before ({now})."
+    how = "more time" if total.change_ns > 0 else "less time"
+    return f"A {what} takes {form.ratio(abs(total.ratio - 1))} {how}: {now}, {before} before."
+
+
+def _find_most_changed(parts: Sequence[PartDifference]) -> PartDifference | None:
+    """Of the parts that sum to the whole: what runs beside compute is in none of them."""
+    whole_ns = max((row.first_ns for row in parts if row.part == _TOTAL), default=0.0)
     own = [row for row in parts if row.part not in (_TOTAL, _BESIDE)]
     most = max(own, key=lambda row: abs(row.change_ns), default=None)
-    if most is not None and abs(most.change_ns) >= least_ns:
-        text += f"; {most.part} {_signed(most.change_ns)}"
-    return f"{text}."
+    if most is None or abs(most.change_ns) < _LEAST_RATIO * whole_ns:
+        return None
+    return most
 
 
 def _describe_side(count: int, what: str, names: Sequence[str]) -> str:

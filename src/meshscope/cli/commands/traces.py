@@ -245,8 +245,10 @@ def _put_together(read: "_Read") -> "tuple[RankComparison | Unavailable, _PathFi
 
     jumped = [one.source for one in read.recordings if go_back(one.steps)]
     if jumped:
-        reason = f"{jumped[0]}: the numbers of its steps go back, so its clock is not to be trusted"
-        return Unavailable(reason), Unavailable(reason)
+        distrust = Unavailable(
+            f"{jumped[0]}: the numbers of its steps go back, so its clock is not to be trusted"
+        )
+        return distrust, lambda: distrust
     layout = read.layout if isinstance(read.layout, Layout) else None
     try:
         made = make_run(read.recordings, Path(read.recordings[0].source), layout=layout)
