@@ -7,6 +7,7 @@ import pytest
 from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
+from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
@@ -72,14 +73,20 @@ def test_waiting_for_a_slow_rank_is_not_communication(tmp_path: Path) -> None:
 
 
 def _make_small(
-    path: Path, num_operations: int, size_bytes: int, *, axis: str = "dp", num_hosts: int = 2
+    path: Path,
+    num_operations: int,
+    size_bytes: int,
+    *,
+    axis: str = "dp",
+    num_hosts: int = 2,
+    num_broadcasts: int = 0,
 ) -> Attempt:
     layout = Layout(dp=2) if axis == "dp" else Layout(tp=2)
     job = TimedJob(path, num_ranks=2, layout=layout, host=lambda rank: f"node{rank % num_hosts}")
     group = job.group(range(2), description=f"mesh_{axis}")
     for step in range(12):
         at = 100 * step * MS
-        for place in range(num_operations):
+        for place in range(num_operations + num_broadcasts):
             moment = at + 20 * MS + place * MS
             job.collective(
                 group,
@@ -87,6 +94,7 @@ def _make_small(
                 transfer_ns=MS // 5,
                 step=step,
                 size_bytes=size_bytes,
+                kind=Kind.ALL_REDUCE if place < num_operations else Kind.BROADCAST,
             )
         job.step(step, at, at + 100 * MS)
     return job.close()
@@ -107,6 +115,14 @@ def test_inside_a_host_only_what_can_be_combined_is_graded(
     """Gradients can be; sums along tp lie between two layers."""
     found = _find(_make_small(tmp_path, 40, 1024, axis=axis, num_hosts=1))
     assert [(one.code, one.severity) for one in found] == [("CO003", severity)]
+
+
+def test_many_sums_are_graded_whatever_is_sent_beside_them(tmp_path: Path) -> None:
+    """As by an optimizer that sends what each rank has updated."""
+    found = _find(_make_small(tmp_path, 40, 1024, num_hosts=1, num_broadcasts=8))
+    assert [(one.code, one.severity) for one in found] == [("CO003", Severity.MEDIUM)]
+    assert not isinstance(found[0].gain, Unavailable)
+    assert found[0].gain.saved_ns == pytest.approx(39 * MS / 5, rel=0.02)
 
 
 @pytest.mark.parametrize(("num_operations", "size_bytes"), [(20, 1024), (40, 1 << 20)])

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.job.job import Job
+from meshscope.analyze.job.operations import OperationRows
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
@@ -227,6 +228,14 @@ class ExposedTensorParallel(Rule):
             )
 
 
+def _choose_sums(context: Context, timeline: Timeline, rows: OperationRows, row: Bools) -> Bools:
+    """Of small operations of several kinds only the sums, if they are many by themselves: these can
+    be combined, whatever else is sent beside them (a sharded optimizer's parameters)."""
+    sums = row & np.isin(rows.kind, _SUMS)
+    least = context.thresholds[_MIN_SMALL_OPERATIONS] * len(timeline.ranks) * len(timeline.steps)
+    return sums if np.count_nonzero(sums) >= least else row
+
+
 def _keep_longest(communication: Job, row: Bools) -> Int64s:
     """Transfers of all rows; of those chosen only the longest of each rank and step takes time.
 
@@ -251,7 +260,8 @@ class SmallOperations(Rule):
     Why it matters: a small operation takes as long as its latency; a few large ones take less.
 
     How it is measured: operations are grouped by size and axis, and their exposed transfer is added
-    up. The gain is a replay in which all of a step take as long as the longest of them; beside
+    up; of several kinds only sums, if they are as many by themselves. The gain is a replay in which
+    all of a step take as long as the longest of them; beside
     backward on hosts it takes in what the training thread waited for cores that they used.
 
     What to change: combine them: larger buckets (`bucket_cap_mb`), flattened tensors, coalescing;
@@ -276,7 +286,7 @@ class SmallOperations(Rule):
         is_small = ~is_pair & (rows.size_bytes >= 0) & (rows.size_bytes < _SMALL_BYTES)
         is_small &= np.isin(rows.step, timeline.steps)
         for axis in dict.fromkeys(group.axis for group in communication.operations.groups):
-            row = is_small & rows_along(communication, axis)
+            row = _choose_sums(context, timeline, rows, is_small & rows_along(communication, axis))
             yield from self._judge(context, timeline, communication, axis, row)
 
     def _judge(
