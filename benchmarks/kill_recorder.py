@@ -70,7 +70,8 @@ def follow(run_dir: Path, seed: int, acknowledged: Counts) -> None:
     """Records without end."""
     now_ns = START_NS
     # Real collections would be timed by the script's clock, from whichever thread sets one off.
-    config = RecorderConfig(provenance=False, signals=False, gc_pauses=False)
+    # A test follows the script in a process that lives on: no profiler of torch may be left there.
+    config = RecorderConfig(provenance=False, signals=False, gc_pauses=False, flop_counts=False)
     recorder = Recorder(run_dir, config=config, clock=lambda: now_ns)
     counts = [0] * len(KINDS)
     for action, name, elapsed_ns in make_script(seed):

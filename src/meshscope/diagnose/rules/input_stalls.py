@@ -27,6 +27,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.hardware_view import warn_shared
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import be, duration, name_ranks, p_value, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
@@ -227,7 +228,8 @@ class SlowLoader(Rule):
     samples); give their loaders more workers.
 
     When it is wrong: if samples differ in size by design and ranks take turns. It is silent where
-    no rank has the phase `data`: TI005 has what passes between steps there.
+    no rank has the phase `data`: TI005 has what passes between steps there. Ranks that share a
+    device are faster while one of them idles: less is saved there than the replay says.
     """
 
     code = "IN001"
@@ -259,7 +261,8 @@ class SlowLoader(Rule):
             title=f"{names} slow to get data",
             severity=severity_of(gain, otherwise=share),
             summary=f"{names} held up by data: rank {stalls.ranks[worst]} waits {duration(own)} "
-            f"for it per step, its peers {duration(peers)}.{write_lines(lines)}",
+            f"for it per step, its peers {duration(peers)}."
+            f"{warn_shared(context, stalls.ranks[worst])}{write_lines(lines)}",
             ranks=ranks,
             evidence=(
                 Evidence(name=f"data of rank {stalls.ranks[worst]}", value=own, unit="ns"),

@@ -85,7 +85,8 @@ def describe_samples(context: Context, rank: int) -> str:
     if one.host_ns:
         said.append("its device waits " + _write(one.host_ns, "for its host"))
     said.sort(key=lambda text: text.startswith("its kernels") == one.is_host)
-    return f" By {evidence} {' and '.join(said)}.{_warn_shared(context, one)}"
+    warning = warn_shared(context, one.rank) if one.is_host else ""
+    return f" By {evidence} {' and '.join(said)}.{warning}"
 
 
 def _write(by_phase_ns: Mapping[str, float], what: str) -> str:
@@ -95,9 +96,10 @@ def _write(by_phase_ns: Mapping[str, float], what: str) -> str:
     return f"{duration(total)} longer {what} in {' and '.join(main)}"
 
 
-def _warn_shared(context: Context, one: SampledExcess) -> str:
-    device = find_device(context, one.rank)
-    if device is None or len(device.ranks) < 2 or not one.is_host:
+def warn_shared(context: Context, rank: int) -> str:
+    """A sentence about the price of a rank that leaves its device idle; empty where it is alone."""
+    device = find_device(context, rank)
+    if device is None or len(device.ranks) < 2:
         return ""
     ranks = capitalize(name_ranks(device.ranks))
     return f" {ranks} share its device, which is faster while one idles: less may be saved."
