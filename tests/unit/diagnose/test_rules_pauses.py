@@ -54,6 +54,17 @@ def test_recorded_collections_are_named_and_priced_as_removing_them_is(tmp_path)
     assert finding.severity is Severity.HIGH
 
 
+@pytest.mark.parametrize(("steps", "severity"), [({12}, Severity.LOW), ({12, 15}, Severity.HIGH)])
+def test_collections_of_a_single_step_do_not_tell_how_often_they_come(tmp_path, steps, severity):
+    record(
+        tmp_path,
+        paused(1, lambda rank, step: rank == 1 and step in steps, 200 * MS),
+        collections=lambda rank, step: 200 * MS if rank == 1 and step in steps else 0,
+    )
+    (finding,) = [one for one in diagnose_run(tmp_path) if one.code == "PA001"]
+    assert finding.severity is severity
+
+
 def test_what_makes_the_garbage_is_part_of_the_pause(tmp_path):
     """25 ms of a pause of 60 ms are a collection: all of it is told as one."""
     slow_ns = record(
