@@ -95,10 +95,10 @@ class Row:
 
     @property
     def has_old_attention(self):
-        """torch took FlashAttention-2 on Hopper in all of these runs of MPT and torchtitan (cuDNN's
-        kernels came later, torchtitan 3b85aa3 and after)."""
+        """torch took FlashAttention-2 on Hopper in all of these runs of MPT, torchtitan and FMS
+        (cuDNN's kernels came later, torchtitan 3b85aa3 and after)."""
         return self.device in (H100, H200) and self.source.removeprefix("newer ") in (
-            "MPT", "torchtitan",
+            "MPT", "torchtitan", "FMS",
         )  # fmt: skip
 
     @property
@@ -362,8 +362,13 @@ def fit():
 
 
 def judge():
+    return summarize(list_rows())
+
+
+def summarize(rows):
+    """Predicted over published steps, by source and device and one by one."""
     groups, shown = defaultdict(list), {}
-    for row in list_rows():
+    for row in rows:
         ratio = predict(row) / row.step_s
         groups[row.source, row.device].append(ratio)
         shown[f"{row.source}: {row.name}"] = {
