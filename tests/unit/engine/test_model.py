@@ -1,5 +1,6 @@
 """The transformer in one process: stages, shapes, loss, and what it equals in plain torch."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -168,6 +169,20 @@ def test_weight_gradients_computed_later_are_those_of_one_backward(config: Model
         later.compute()  # has nothing left to do
     found, wanted = gradients(split), gradients(whole)
     assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
+
+
+def test_what_is_put_off_does_not_keep_the_stage_s_input() -> None:
+    """Its first node would: with it the input and its gradient, for every microbatch in flight."""
+    stage = build_stage(LLAMA, 1, LLAMA.num_layers)
+    put_off = put_off_weight_gradients(stage)
+    x = torch.randn(2, 8, LLAMA.hidden_size, requires_grad=True)
+    alive = weakref.ref(x)
+    with put_off.collect() as later:
+        stage(x).sum().backward()
+    del x
+    assert alive() is None, "between the gradient of the input and those of the weights"
+    later.compute()
+    assert stage.get_parameter("layers.1.mlp.down.weight").grad is not None
 
 
 def test_outside_of_collect_weight_gradients_are_computed_at_once() -> None:

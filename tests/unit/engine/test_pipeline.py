@@ -23,6 +23,7 @@ from meshscope.core.schedule import (  # noqa: E402
     output_of,
 )
 from meshscope.core.schedule_builders import BUILDERS, build_schedule  # noqa: E402
+from meshscope.core.schedule_transfers import order_transfers  # noqa: E402
 from meshscope.engine import ModelConfig, build_stage  # noqa: E402
 from meshscope.engine.model.put_off_gradients import PutOffGradients  # noqa: E402
 from meshscope.engine.pipeline.pipeline import (  # noqa: E402
@@ -31,7 +32,6 @@ from meshscope.engine.pipeline.pipeline import (  # noqa: E402
     PipelineError,
     PipelineExecutor,
 )
-from meshscope.engine.pipeline.transfers import order_transfers  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 CONFIG = ModelConfig(

@@ -37,6 +37,7 @@ from meshscope.core.config.model_config import split_layers
 from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.schedule import ActionKind, Schedule, count_peak_activations
+from meshscope.core.schedule_transfers import count_kept_messages
 
 _COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1}
@@ -132,7 +133,7 @@ def _estimate_rank(
         activations_bytes=fullest.activations_bytes,
         logits_bytes=fullest.logits_bytes,
         communication_bytes=_estimate_communication(
-            config, schedule, num_parameters, is_reducing=not is_before
+            config, schedule, num_parameters, pp_rank, device_type, is_reducing=not is_before
         ),
         offloaded_bytes=fullest.offloaded_bytes,
     )
@@ -281,7 +282,13 @@ def _estimate_activations(
 
 
 def _estimate_communication(
-    config: TrainConfig, schedule: Schedule, num_parameters: int, *, is_reducing: bool
+    config: TrainConfig,
+    schedule: Schedule,
+    num_parameters: int,
+    pp_rank: int,
+    device_type: str,
+    *,
+    is_reducing: bool,
 ) -> int:
     """Messages of the pipeline on their way, and what gradient synchronisation keeps: buckets,
     and with compression what was left out."""
@@ -291,10 +298,7 @@ def _estimate_communication(
         tokens = config.batch.microbatch_size * config.model.sequence_length
         num_parts = parallel.tp if parallel.sequence_parallel else 1
         message = FULL_BYTES * tokens * config.model.hidden_size // num_parts
-        # Receives are issued up to the next send: where a row is fullest, forwards that send and
-        # backwards that receive alternate. Parts of a backward leave as many waiting as may.
-        is_split = any(a.kind is ActionKind.WEIGHT_GRAD for a in schedule.actions[0])
-        total += (MAX_RECEIVES_AHEAD + 2 if is_split else 2) * message
+        total += _count_messages(schedule, pp_rank, device_type) * message
     if parallel.dp > 1 and parallel.data_parallel == "fsdp":
         total += is_reducing * 2 * FULL_BYTES * ceil(num_parameters / config.model.num_layers)
     elif parallel.dp > 1:
@@ -307,6 +311,16 @@ def _estimate_communication(
         elif compression in ("fp16", "bf16"):
             total += whole // 2
     return total
+
+
+def _count_messages(schedule: Schedule, pp_rank: int, device_type: str) -> int:
+    """Of the pipeline, held at once. gloo does not report that a send is done; NCCL does, and its
+    receives are issued up to the next send: where a row is fullest, forwards that send and
+    backwards that receive alternate, and parts of a backward leave as many waiting as may."""
+    if device_type == "cpu":
+        return count_kept_messages(schedule, pp_rank, max_ahead=MAX_RECEIVES_AHEAD)
+    is_split = any(action.kind is ActionKind.WEIGHT_GRAD for action in schedule.actions[0])
+    return MAX_RECEIVES_AHEAD + 2 if is_split else 2
 
 
 def _adds_up(schedule: Schedule) -> bool:

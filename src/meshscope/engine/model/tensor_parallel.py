@@ -146,6 +146,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        # What is put off must not keep the graph, whose first node has the stage's input and its
+        # gradient.
+        x = x.detach()
         call: _LinearCall = ctx.call
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         later = call.put_off.later if call.put_off is not None else None

@@ -95,7 +95,8 @@ class _Timed(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         input_grad = grad * weight.to(grad.dtype)
         layer.sleeper.sleep_until(start_ns + layer.input_grad_ns)
-        compute = partial(layer.compute_weight_grad, x, grad)
+        # Without the graph of x: it may be put off.
+        compute = partial(layer.compute_weight_grad, x.detach(), grad)
         if layer.put_off is not None and layer.put_off.later is not None:
             layer.put_off.later.add((layer.weight,), compute)
             return input_grad, None, None

@@ -39,14 +39,10 @@ from meshscope.core.schedule import (
     output_of,
     require_valid,
 )
+from meshscope.core.schedule_transfers import Transfer, order_transfers
 from meshscope.engine.model.put_off_gradients import LaterGradients, PutOffGradients
 from meshscope.engine.model.tensor_parallel import put_off_weight_gradients
-from meshscope.engine.pipeline.transfers import (
-    DirectTransfers,
-    StepTransfers,
-    Transfer,
-    order_transfers,
-)
+from meshscope.engine.pipeline.transfers import DirectTransfers, StepTransfers
 from meshscope.errors import MeshscopeError, UsageError
 
 Microbatch = tuple[Tensor | None, Tensor | None]

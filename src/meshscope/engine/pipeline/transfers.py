@@ -1,11 +1,4 @@
-"""What pipeline ranks send each other, and in which order.
-
-All transfers of a step stand in one order, which every rank keeps: it issues its sends and
-receives as they come there. The order is that of a replay in which every action takes its time
-(F = I = W), by when the thing sent is made. So everything a rank needs for an action stands behind
-nothing but sends it has made and receives it can issue at once, and, going along the order, every
-transfer completes. That holds where operations of a pair, or of a whole group, run one after the
-other (NCCL's streams), and where they run side by side (gloo).
+"""What pipeline ranks send each other, in the order of `core.schedule_transfers`.
 
 A send's tensor is kept until its receive is known to be issued: the next thing that the receiver
 sent later in the order tells. The rest is waited for at the end of the step.
@@ -15,53 +8,12 @@ Wrong where sizes differ between microbatches, or where ranks disagree about the
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor
 
-from meshscope.core.schedule import ActionKind, Output, Product, Schedule, output_of
-from meshscope.core.schedule_replay import ActionCosts, replay_schedule
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One tensor on its way from a pipeline rank to another."""
-
-    order: int
-    """Its index among all transfers of the step."""
-    output: Output
-    """What is sent: product, the stage that made it, microbatch."""
-    source: int
-    target: int
-
-
-def order_transfers(schedule: Schedule) -> tuple[Transfer, ...]:
-    """All transfers of a step, in the order that all ranks keep."""
-    equal_ns = {
-        (kind, stage): 1
-        for kind in (ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
-        for stage in range(schedule.num_stages)
-    }
-    replay = replay_schedule(schedule, ActionCosts(by_stage=equal_ns))
-    made_ns = {output_of(time.action): time.end_ns for rank in replay.ranks for time in rank.times}
-    targets = {
-        output: rank
-        for rank, row in enumerate(schedule.actions)
-        for action in row
-        for output in schedule.needs(action)
-        if schedule.stage_ranks[output[1]] != rank
-    }
-
-    def key(output: Output) -> tuple[float, int, int]:
-        product, stage, _ = output
-        # Equal times: along the way data goes, so that a rank's receive comes before its send.
-        return made_ns[output], product, stage if product is Product.ACTIVATION else -stage
-
-    return tuple(
-        Transfer(order, output, schedule.stage_ranks[output[1]], targets[output])
-        for order, output in enumerate(sorted(targets, key=key))
-    )
+from meshscope.core.schedule import Output, Product, Schedule
+from meshscope.core.schedule_transfers import Transfer
 
 
 class StepTransfers:
