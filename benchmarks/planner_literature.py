@@ -14,7 +14,9 @@ Presets as they are, by `planner_published.predict`. Step times, in tokens per s
   nth layer recomputed is left out, since n is not published.
 - Zero Bubble: arXiv 2401.10241, tables 3 and 4, least and most microbatches: 1F1B and ZB-1p, which
   is `zb_h1` with another order; the first and the last stage have a layer less. 1F1B-I is left out:
-  its first and last chunk have no layer at all.
+  its first and last chunk have no layer at all. Rows first said present Megatron-LM, with a fused
+  attention; the paper counts scores in memory (section 4.2: sbh(34 + 5as/h) of a layer), which
+  was looked up when predicted peaks came out at half.
 - BLOOM: arXiv 2211.05100 and its training chronicles: 150 TFLOP/s by Megatron-LM's formula with
   recompute. GPT-NeoX-20B: arXiv 2204.06745 (150,000 steps in 1,830 hours).
 - Nemotron-4 340B: its report's table 2. Megatron-LM PTD-P: arXiv 2104.04473, table 2. MegaScale's
@@ -188,7 +190,15 @@ def list_zero_bubble():
             )  # fmt: skip
             label = f"{model.name} m{number} {candidate.describe()}"
             rows.append(
-                Row("Zero Bubble", label, model, A100, "megatron", candidate, 1024 * float(rate))
+                Row(
+                    "Zero Bubble",
+                    label,
+                    model,
+                    A100,
+                    "megatron-2021",
+                    candidate,
+                    1024 * float(rate),
+                )
             )
             peaks.append(1e9 * float(peak))
     return rows, peaks

@@ -107,18 +107,24 @@ def list_held(
     name: str, pp: int, num_microbatches: int, chunks: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """For each rank, how many microbatches of each of its stages it holds, at all times that
-    count: from a forward to the end of the backward, or of the weight gradient."""
+    count: from a forward to the end of the backward. Where weight gradients are apart, numbers of
+    those between the two, of which a stage keeps less, follow."""
     schedule = build_cached(name, pp, num_microbatches, chunks)
     found = []
     for rank, row in enumerate(schedule.actions):
         place = {stage: index for index, stage in enumerate(schedule.stages_of(rank))}
-        held, seen = [0] * len(place), set()
+        is_split = any(action.kind is ActionKind.INPUT_GRAD for action in row)
+        held, seen = [0] * len(place) * (1 + is_split), set()
         for action in row:
+            whole, split = place[action.stage], place[action.stage] + len(place)
             if action.kind is ActionKind.FORWARD:
-                held[place[action.stage]] += 1
+                held[whole] += 1
                 seen.add(tuple(held))
-            elif action.kind is not ActionKind.INPUT_GRAD:
-                held[place[action.stage]] -= 1
+            elif action.kind is ActionKind.INPUT_GRAD:
+                held[whole] -= 1
+                held[split] += 1
+            else:
+                held[split if action.kind is ActionKind.WEIGHT_GRAD else whole] -= 1
         found.append(tuple(sorted(seen)))
     return tuple(found)
 

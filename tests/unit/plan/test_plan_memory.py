@@ -7,7 +7,7 @@ import pytest
 from meshscope.core.config.layer_memory import count_published_layer_bytes
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.memory.memory import estimate_ranks, make_layer_shape, measure_layer
-from meshscope.plan.model.known_models import find_model
+from meshscope.plan.model.known_models import find_model, make_gpt
 from meshscope.plan.recipe import make_recipe
 
 GIB = 2**30
@@ -212,3 +212,29 @@ def test_categories_sum_to_the_total():
     rank = estimate_ranks(find_model("gpt-22b"), Candidate(tp=8, dp=2), PAPER)[0]
     assert rank.total_bytes == (rank.tensor_bytes + rank.context_bytes + rank.fragmentation_bytes)
     assert rank.fragmentation_bytes == round(0.03 * rank.tensor_bytes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "hidden", "pp", "size", "gigabytes"),
+    [
+        (22, 24, 2304, 8, 6, (30, 32)),
+        (30, 32, 4096, 8, 3, (39, 42)),
+        (46, 40, 5120, 16, 1, (32, 33)),
+        (62, 48, 6144, 32, 1, (43, 44)),
+    ],
+)
+def test_peaks_of_the_zero_bubble_paper(layers, heads, hidden, pp, size, gigabytes):
+    """Arxiv 2401.10241, table 4, 1F1B and ZB-1p: within 15 %, allowances included. Between the two
+    parts of a backward a layer keeps 32sbh instead of sbh(34 + 5as/h)."""
+    model = make_gpt(
+        "gpt", hidden_size=hidden, num_layers=layers, num_heads=heads, sequence_length=1024
+    )
+    inner = (layers + 2) // pp
+    sizes = (inner - 1, *[inner] * (pp - 2), inner - 1)
+    for schedule, published in zip(("1f1b", "zb_h1"), gigabytes, strict=True):
+        candidate = Candidate(
+            pp=pp, microbatch_size=size, num_microbatches=3 * pp, schedule=schedule,
+            stage_sizes=sizes,
+        )  # fmt: skip
+        ranks = estimate_ranks(model, candidate, make_recipe("megatron-2021"))
+        assert max(rank.total_bytes for rank in ranks) / 1e9 == pytest.approx(published, rel=0.15)

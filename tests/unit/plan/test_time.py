@@ -330,6 +330,16 @@ def test_hidden_communication_costs_its_share():
     assert two.dp_s > 0.04 * two.step_s
 
 
+def test_chunks_that_finish_early_hide_their_gradients_behind_the_others():
+    """Of one chunk all gradients come in the last backward; of four, three quarters come before."""
+    job = make_job("gpt-175b", "H100-80GB", 128)
+    job = replace(job, constants=replace(job.constants, overlap_cost_ratio=0.0))
+    laid = {"dp": 2, "tp": 8, "pp": 8, "num_microbatches": 16, "zero_stage": 1}
+    (one,) = price_candidates(job, [Candidate(**laid)])
+    (four,) = price_candidates(job, [Candidate(**laid, schedule="interleaved_1f1b", chunks=4)])
+    assert 0 < four.dp_s < 0.5 * one.dp_s
+
+
 def test_fitting_to_measured_runs_finds_their_link():
     """Runs made by a slow link: both its bandwidth and the latency come back."""
     job = make_job("gpt2-medium", "H200", 4, "meshscope")

@@ -40,6 +40,8 @@ class StageMemory:
 
     kept_bytes: int
     temporary_bytes: int
+    split_bytes: int = 0
+    """Kept between the input's and the weights' gradient, where a schedule has them apart."""
     offloaded_bytes: int = 0
 
 
@@ -128,8 +130,11 @@ def estimate_ranks(
     for pp_rank, held in enumerate(candidate.list_held()):
         stages = schedule.stages_of(pp_rank)
         sizes = [_measure_stage(model, candidate, recipe, ranges[stage]) for stage in stages]
-        kept = _find_most(held, [one.kept_bytes for one in sizes])
-        offloaded = _find_most(held, [one.offloaded_bytes for one in sizes])
+        has_logits = [stage == last for stage in stages]
+        fullest = _find_fullest(held, sizes, shape, has_logits)
+        whole, split = fullest[: len(stages)], fullest[len(stages) :]
+        kept = _sum_held(whole, [one.kept_bytes for one in sizes])
+        kept += _sum_held(split, [one.split_bytes for one in sizes])
         made.append(
             assemble_rank(
                 model, candidate, recipe, shape,
@@ -138,18 +143,51 @@ def estimate_ranks(
                 routed=sum(counts[stage][1] for stage in stages),
                 activations=round(scale * kept),
                 again=max(one.temporary_bytes for one in sizes),
-                num_logits=round(scale * _find_most(held, [stage == last for stage in stages])),
-                offloaded=round(scale * offloaded),
+                num_logits=round(scale * _sum_held(whole, has_logits)),
+                num_split_logits=_sum_held(split, has_logits),
+                offloaded=round(scale * _sum_held(whole, [one.offloaded_bytes for one in sizes])),
             )
         )  # fmt: skip
     return tuple(made)
 
 
-def _find_most(held: tuple[tuple[int, ...], ...], sizes: Sequence[int]) -> int:
-    """The most bytes at once: `core.config.layer_memory.find_peak_bytes`, over what is distinct."""
-    if len(sizes) == 1:
-        return sizes[0] * max(one[0] for one in held)
-    return max(sum(a * b for a, b in zip(counts, sizes, strict=True)) for counts in held)
+def _find_fullest(
+    held: tuple[tuple[int, ...], ...],
+    sizes: Sequence[StageMemory],
+    shape: LayerShape,
+    has_logits: Sequence[bool],
+) -> tuple[int, ...]:
+    """The numbers held when they are the most bytes: `core.config.layer_memory.find_peak_bytes`,
+    over what is distinct."""
+    if len(held[0]) == 1:
+        return max(held)
+    whole = [
+        one.kept_bytes + one.offloaded_bytes + is_last * _count_logits(shape)
+        for one, is_last in zip(sizes, has_logits, strict=True)
+    ]
+    split = [
+        one.split_bytes + is_last * _count_split_logits(shape)
+        for one, is_last in zip(sizes, has_logits, strict=True)
+    ]
+    each = [*whole, *split][: len(held[0])]
+    return max(held, key=lambda counts: _sum_held(counts, each))
+
+
+def _sum_held(counts: Sequence[int], sizes: Sequence[int]) -> int:
+    """Of none where weight gradients are not apart."""
+    return sum(number * size for number, size in zip(counts, sizes, strict=False))
+
+
+def _count_logits(shape: LayerShape) -> int:
+    """Kept by head and loss for a microbatch."""
+    size = FULL_BYTES * shape.num_tokens * ceil(shape.model.vocab_size / shape.tp)
+    return size + shape.head_bytes
+
+
+def _count_split_logits(shape: LayerShape) -> int:
+    """Kept for the gradient of the head's weights: its input, and the logits' gradient."""
+    size = shape.compute_bytes * shape.num_tokens * ceil(shape.model.vocab_size / shape.tp)
+    return size + shape.linear_input_bytes
 
 
 def _measure_stage(
@@ -159,7 +197,7 @@ def _measure_stage(
     layers: range,
 ) -> StageMemory:
     num_dense = max(0, min(layers.stop, model.num_dense_layers) - layers.start)
-    kept = temporary = 0
+    kept = temporary = split = 0
     is_cast_kept = candidate.zero_stage < 3
     for kind, number in ((model.dense, num_dense), (model, len(layers) - num_dense)):
         if not number:
@@ -170,11 +208,14 @@ def _measure_stage(
         )
         segment = read_segment(candidate.recompute) or 1
         kept += ceil(number / segment) * one_kept
+        split += number * shape.split_bytes
         temporary = max(temporary, min(segment, number) * one_again)
     if candidate.recompute != "offload":
-        return StageMemory(kept_bytes=kept, temporary_bytes=temporary)
+        return StageMemory(kept_bytes=kept, temporary_bytes=temporary, split_bytes=split)
     window = min(2 * make_layer_shape(model, candidate, recipe).stream_bytes, kept)
-    return StageMemory(kept_bytes=0, temporary_bytes=temporary + window, offloaded_bytes=kept)
+    return StageMemory(
+        kept_bytes=0, temporary_bytes=temporary + window, split_bytes=split, offloaded_bytes=kept
+    )
 
 
 def assemble_rank(
@@ -189,10 +230,11 @@ def assemble_rank(
     activations: int,
     again: int,
     num_logits: int,
+    num_split_logits: int = 0,
     offloaded: int = 0,
 ) -> RankMemory:
-    """A rank's categories from its parameters and activations; `num_logits` microbatches' are
-    held."""
+    """A rank's categories from its parameters and activations; logits of `num_logits` microbatches
+    are held, and of `num_split_logits` what their weights' gradient needs."""
     precision, stage = recipe.precision, candidate.zero_stage
     shards = candidate.num_shards
     expert_shards = max(1, shards // candidate.ep)
@@ -220,7 +262,9 @@ def assemble_rank(
         "optimizer_bytes": cut(recipe.optimizer_bytes, from_stage=1),
         "master_bytes": cut(precision.master_bytes, from_stage=1),
         "activations_bytes": activations,
-        "logits_bytes": num_logits * (FULL_BYTES * logits_size + shape.head_bytes) + temporary,
+        "logits_bytes": num_logits * _count_logits(shape)
+        + num_split_logits * _count_split_logits(shape)
+        + temporary,
         "casts_bytes": cut(precision.cast_bytes, from_stage=3),
         "communication_bytes": _count_communication(candidate, recipe, shape, number, unit),
         "workspace_bytes": again + workspace,

@@ -3,8 +3,9 @@
 Time, for p ranks of v chunks and m microbatches. The last rank starts after p − 1 forwards of a
 chunk, does its m microbatches, and where backwards are whole, p − 1 chunks' backwards follow its
 own last. The first rank does m microbatches of the largest stage. The longer counts; then come the
-gradients of layers alone, less the longest backward that can hide them, and the update. Memory: a
-rank with layers only and the least its schedule must hold (`_count_held`); allowances included.
+gradients of one stage's layers, less the longest backward that can hide them, and the update.
+Memory: a rank with layers only and the least its schedule must hold (`_count_held`); allowances
+included.
 
 Both are below what `pricing` and `memory` find (tests/unit/plan/test_search.py), so nothing that is
 thrown away by them belongs among the best.
@@ -69,8 +70,11 @@ def bound_steps(job: Job, columns: Columns, schedules: Texts) -> Floats:
     sync, update = time_update(job, columns, part_dense, part_routed)
     longest = np.maximum(layer.input_grad_s, dense.input_grad_s)
     longest = longest + np.maximum(layer.weight_grad_s, dense.weight_grad_s)
-    hidden = (most + columns.chunks) * longest + times.head_backward_s
-    exposed = np.maximum(0.0, sync - hidden) if job.recipe.stack.overlaps_gradients else sync
+    # The stage that finishes last hides its part behind its own last backward at most.
+    stage = np.ceil(model.num_layers / (columns.pp * columns.chunks)) + 1
+    hidden = stage * longest + times.head_backward_s
+    hides = job.recipe.stack.overlaps_gradients
+    exposed = np.maximum(0.0, sync / columns.chunks - hidden) if hides else sync
     found: Floats = pipeline + exposed + update + job.constants.step_s
     return found
 

@@ -4,11 +4,11 @@
     lower_s = bound_steps(job, columns, ...)         # no replay is shorter
 
 A step ends when the last rank has run its row of the schedule, reduced its gradients and updated
-its weights. Overlap, as the stack does it: gradients hide behind the rank's last backward, gathered
-weights behind a layer's compute, keys and values of cp behind attention; tp and ep collectives hide
-behind nothing. Pipeline messages arrive after latency and transfer and hold up the sender only
-where the stack blocks. Not modelled: links that jobs share, uneven routing, checkpoints,
-evaluation.
+its weights. Overlap, as the stack does it: gradients hide behind the last backward of their stage
+and what the rank does after it, gathered weights behind a layer's compute, keys and values of cp
+behind attention; tp and ep collectives hide behind nothing. Pipeline messages arrive after latency
+and transfer and hold up the sender only where the stack blocks. Not modelled: links that jobs
+share, uneven routing, checkpoints, evaluation.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.core.config.model_config import split_layers
+from meshscope.core.schedule import ActionKind, Schedule
 from meshscope.plan.candidate import Candidate
 from meshscope.plan.cluster import Cluster
 from meshscope.plan.model.model_shape import ModelShape
@@ -30,7 +31,6 @@ from meshscope.plan.timing.layer_time import (
     Columns,
     LayerTimes,
     count_scatter_passes,
-    expose,
     find_bandwidth,
     make_columns,
     time_around,
@@ -224,17 +224,17 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
         np.array([[rank[kind] for rank in per_rank] for per_rank in counts], dtype=np.float64).T
         for kind in range(2)
     )
-    backward = inputs + weights
     ends = []
     for rank in range(schedule.num_ranks):
         # At the end all ranks are at it at once.
         sync, update = (
             slower * part for part in time_update(job, columns, dense[rank], routed[rank])
         )
-        stages = list(schedule.stages_of(rank))
         exposed = sync
         if stack.overlaps_gradients:
-            exposed = expose(sync, backward[stages].sum(axis=0), job.constants)
+            exposed = _expose_gradients(
+                schedule, rank, sync, (forward, inputs, weights), job.constants
+            )
         ends.append((real.end_s[rank] + exposed + update, exposed, update))
     tied = _time_tied(job, columns) if schedule.num_ranks > 1 and model.tie_embeddings else 0.0
     finish = np.stack([end for end, _, _ in ends])
@@ -285,6 +285,45 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
         )
         for index, candidate in enumerate(group)
     ]
+
+
+def _expose_gradients(
+    schedule: Schedule,
+    rank: int,
+    sync: Floats,
+    work: tuple[Floats, Floats, Floats],
+    constants: Constants,
+) -> Floats:
+    """What reducing a rank's gradients adds after its row.
+
+    A stage's go while its last microbatch's are made, and behind all that the rank does then: of
+    several stages on a rank, those that finish early hide behind the others.
+    """
+    row = schedule.actions[rank]
+    forward, inputs, weights = work
+    times = {
+        ActionKind.FORWARD: forward,
+        ActionKind.INPUT_GRAD: inputs,
+        ActionKind.WEIGHT_GRAD: weights,
+    }
+    stages = schedule.stages_of(rank)
+    done, left, after = {}, set(stages), np.zeros(len(sync))
+    for action in reversed(row):
+        made = times.get(action.kind, inputs + weights)[action.stage]
+        is_gradient = action.kind not in (ActionKind.FORWARD, ActionKind.INPUT_GRAD)
+        if is_gradient and action.stage in left:
+            left.remove(action.stage)
+            done[action.stage] = after + made
+        if not left:
+            break
+        after = after + made
+    # Time runs to the row's end, at 0; the stage that finishes first sends first.
+    part = sync / len(stages)
+    end = np.full(len(sync), -np.inf)
+    for start in reversed(done.values()):
+        end = np.maximum(end, -start) + part
+    over: Floats = np.clip(end, 0.0, sync)
+    return over + constants.overlap_cost_ratio * (sync - over)
 
 
 def _replay_shared(
