@@ -156,6 +156,10 @@ DEVICES: tuple[Device, ...] = (
     # NVIDIA, workstation and consumer
     _device("NVIDIA RTX A6000", half=154.8, tf32=77.4, float32=38.7, gigabytes_per_s=768),
     _device(
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", half=503.8, tf32=251.9,
+        float8=1007.6, float32=125, gigabytes_per_s=1792,
+    ),
+    _device(
         "NVIDIA RTX 6000 Ada Generation", half=364.2, tf32=182.1, float8=728.5, float32=91.1,
         gigabytes_per_s=960,
     ),
@@ -175,6 +179,14 @@ DEVICES: tuple[Device, ...] = (
     _device("AMD Instinct MI250X", half=191.5, float32=47.9, float64=47.9, gigabytes_per_s=1638),
     _mi300("AMD Instinct MI300X", 5300),
     _mi300("AMD Instinct MI325X", 6000),
+    _device(
+        "AMD Instinct MI350X", half=2306.9, float8=4613.7, float32=144.2, float64=72.1,
+        gigabytes_per_s=8000,
+    ),
+    _device(
+        "AMD Instinct MI355X", half=2516.6, float8=5033.2, float32=157.3, float64=78.6,
+        gigabytes_per_s=8000,
+    ),
     _device(
         "AMD Instinct MI300A", half=980.6, tf32=490.3, float8=1961.2, float32=122.6,
         float64=122.6, gigabytes_per_s=5300,

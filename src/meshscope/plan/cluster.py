@@ -44,9 +44,11 @@ _NCCL = "bus bandwidth of nccl-tests as commonly reported; not measured here"
 INSIDE: dict[str, Link] = {
     "nvlink2": _link("NVLink 2", 150, 0.85, f"V100: 6 links of 25 GB/s; {_NCCL}"),
     "nvlink3": _link("NVLink 3", 300, 0.77, f"A100: 12 links of 25 GB/s; {_NCCL} (230 GB/s)"),
+    "nvlink-800": _link("NVLink of A800 and H800", 200, 0.80, f"8 links of 25 GB/s; {_NCCL}"),
     "nvlink4": _link("NVLink 4", 450, 0.80, f"H100: 18 links of 25 GB/s; {_NCCL} (360 GB/s)"),
     "nvlink5": _link("NVLink 5", 900, 0.78, f"B200: 18 links of 50 GB/s; {_NCCL} (700 GB/s)"),
     "xgmi3": _link("Infinity Fabric 3", 448, 0.70, f"MI300X: 7 links of 64 GB/s; {_NCCL}"),
+    "xgmi4": _link("Infinity Fabric 4", 537, 0.70, f"MI350X: 7 links of 76.8 GB/s; {_NCCL}"),
     "pcie3": _link("PCIe 3 x16", 16, 0.70, f"16 lanes of 8 GT/s; {_NCCL}"),
     "pcie4": _link("PCIe 4 x16", 32, 0.70, f"16 lanes of 16 GT/s; {_NCCL}"),
     "pcie5": _link("PCIe 5 x16", 64, 0.70, f"16 lanes of 32 GT/s; {_NCCL}"),
@@ -66,14 +68,14 @@ _GENERATIONS: tuple[tuple[str, str, str, float, float], ...] = (
     ("V100-SXM", "nvlink2", "hdr", 300, 0.75),
     ("V100", "pcie3", "eth100", 250, 0.75),
     ("A100-SXM", "nvlink3", "hdr", 400, 0.77),
-    ("A800-SXM", "nvlink3", "hdr", 400, 0.77),
+    ("A800-SXM", "nvlink-800", "hdr", 400, 0.77),
     ("A100", "pcie4", "hdr", 300, 0.77),
     ("A800", "pcie4", "hdr", 300, 0.77),
     ("H100 80GB HBM3", "nvlink4", "ndr", 700, 0.70),
     ("H800 PCIe", "pcie5", "ndr", 350, 0.6),
     ("H100 PCIe", "pcie5", "ndr", 350, 0.6),
     ("H100 NVL", "pcie5", "ndr", 400, 0.6),
-    ("H800", "nvlink4", "ndr", 700, 0.70),
+    ("H800", "nvlink-800", "ndr", 700, 0.70),
     ("H200 NVL", "pcie5", "ndr", 600, 0.65),
     ("H200", "nvlink4", "ndr", 700, 0.75),
     ("GH200", "nvlink4", "ndr", 700, 0.75),
@@ -84,15 +86,21 @@ _GENERATIONS: tuple[tuple[str, str, str, float, float], ...] = (
     ("B200", "nvlink5", "ndr", 1000, 0.7),
     ("MI300X", "xgmi3", "ndr", 750, 0.5),
     ("MI325X", "xgmi3", "ndr", 1000, 0.5),
+    ("MI350X", "xgmi4", "ndr", 1000, 0.64),
+    ("MI355X", "xgmi4", "ndr", 1400, 0.65),
+    ("RTX PRO 6000", "pcie5", "ndr", 600, 0.6),
     ("MI300A", "xgmi3", "ndr", 760, 0.5),
     ("MI250X", "xgmi3", "hdr", 280, 0.6),
 )
 """Power: board limits of data sheets. The last column is what large bf16 matrix products reach of
 the dense peak under that limit: public measurements of about 650 to 700 TFLOP/s on H100 SXM and of
 600 to 660 on MI300X; A100's is fitted (`calibration`). Blackwells are one silicon: B200's rate
-times the third root of the power, over each one's own peak."""
+times the third root of the power, over each one's own peak. MI355X by AMD's own comparison with
+B200 (1.02 to 1.16 times its tokens in bf16), MI350X by the third root of the power."""
 
 
+_BANDWIDTH = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(?:([MGT])(B|b)|([MGTmgt])bit)(?:/s|ps|)")
+_SCALES = {"M": 1e6, "G": _GIGA, "T": 1e12}
 _USUAL_NODE, _RACK_SIZE = 8, 72
 _RACK_DEVICES = ("GB200", "GB300")
 """Sold as NVL72 racks, in which NVLink joins 72 devices (NVIDIA's data sheets)."""
@@ -176,7 +184,7 @@ def make_cluster(
         if text is not None and found is None:
             problems.append(
                 f"link {what} nodes: {text[:40]!r} is unknown; use one of {', '.join(known)}, or a "
-                "bandwidth such as 300GB/s"
+                "bandwidth such as 300GB/s or 400Gb/s (b is bits)"
             )
         links[what] = found
     if problems or isinstance(target, Unavailable) or target.product is None:
@@ -233,17 +241,17 @@ def _find_node_size(device: str, num_devices: int) -> int:
 
 
 def find_link(text: str, known: dict[str, Link]) -> Link | None:
-    """By its name or its bandwidth; None of anything else."""
-    key = text.strip().casefold()
-    if key in known:
-        return known[key]
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gb/s|gbit/s|gb)", key)
+    """By its name or its bandwidth; None of anything else. B is bytes and b is bits, so `gb/s`,
+    which may be either, is refused."""
+    key = text.strip()
+    if key.casefold() in known:
+        return known[key.casefold()]
+    match = _BANDWIDTH.fullmatch(key)
     if match is None or not float(match[1]):
         return None
-    size = float(match[1]) / (8 if match[2] == "gbit/s" else 1)
-    return Link(
-        name=f"given {text.strip()}", nominal_bytes_per_s=size * _GIGA, ratio=1.0, source="given"
-    )
+    scale = _SCALES[(match[2] or match[4]).upper()]
+    rate = float(match[1]) * scale / (1 if match[3] == "B" else 8)
+    return Link(name=f"given {key}", nominal_bytes_per_s=rate, ratio=1.0, source="given")
 
 
 def _find_generation(product: str) -> tuple[str, str, str, float, float]:

@@ -1,8 +1,9 @@
 """How a program trains, apart from its layout: number formats, optimizer, and what it fuses.
 
 Bytes a parameter, before anything is cut over ranks (weights + gradients + master + states):
-`bf16` 2 + 4 + 4 + 8 = 18 (Megatron-LM: float32 main gradients), `bf16-grads` 2 + 2 + 4 + 8 = 16
-(ZeRO, arXiv 1910.02054), `fp32` and `autocast` 4 + 4 + 0 + 8 = 16 (torch's FSDP2 and this engine).
+`bf16` and `fp16` 2 + 4 + 4 + 8 = 18 (Megatron-LM: float32 main gradients), `bf16-grads`
+2 + 2 + 4 + 8 = 16 (ZeRO, arXiv 1910.02054), `fp32` and `autocast` 4 + 4 + 0 + 8 = 16 (torch's FSDP2
+and this engine).
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="bf16", weight_bytes=2, gradient_bytes=4, master_bytes=4, compute_bytes=2),
         Precision(
             name="bf16-grads", weight_bytes=2, gradient_bytes=2, master_bytes=4, compute_bytes=2
+        ),
+        Precision(
+            name="fp16", weight_bytes=2, gradient_bytes=4, master_bytes=4, compute_bytes=2,
+            dtype="float16",
         ),
         Precision(
             name="fp8", weight_bytes=2, gradient_bytes=4, master_bytes=4, compute_bytes=2,
@@ -196,9 +201,11 @@ class Recipe:
 def make_recipe(
     stack: str = "megatron", precision: str | None = None, optimizer: str = "adamw"
 ) -> Recipe:
-    """By names; UsageError with all that are unknown."""
+    """By names, in capitals or not; UsageError with all that are unknown."""
+    stack, optimizer = stack.strip().casefold(), optimizer.strip().casefold()
+    precision = None if precision is None else precision.strip().casefold()
     problems = [
-        f"there is no {what} {name!r}; use one of {', '.join(known)}"
+        f"there is no {what} {name[:40]!r}; use one of {', '.join(known)}"
         for what, name, known in (
             ("stack", stack, tuple(STACKS)),
             ("precision", precision, tuple(PRECISIONS)),

@@ -65,6 +65,59 @@ def test_all_that_is_wrong_is_said_at_once():
     assert "MODEL is missing" in run("plan").output
 
 
+def test_words_where_numbers_are_meant_come_with_all_else_that_is_wrong():
+    result = run(
+        "plan", "llama-3-8b", "--device", "Z9", "--devices", "eight", "--batch", "1.5", "--top",
+        "nan", "--memory-share", "inf", "--price-per-hour", "-1", "--sequence", "8k", "--adapters",
+        "", "--per-node", "0", "--schedule", "zigzag", "--tokens", "1e99", "--write",
+        "no/such/folder/x.toml",
+    )  # fmt: skip
+    assert result.exit_code == 2
+    for text in (
+        "Z9", "--devices is eight", "--batch is 1.5", "--top is nan", "--memory-share is inf",
+        "--price-per-hour is -1", "--sequence is 8k", "--adapters is empty", "--per-node is 0",
+        "zigzag", "--tokens is '1e99'", "no folder no/such/folder",
+    ):  # fmt: skip
+        assert text in result.output
+    assert "is missing" not in result.output
+
+
+def test_names_may_be_in_capitals():
+    result = run(
+        "plan", "LLAMA-3.2-1B", "--device", "h100-80gb", "--devices", "8", "--batch", "16", "-q",
+        "--stack", "Megatron", "--precision", "BF16", "--optimizer", "AdamW", "--recompute",
+        "Full", "--schedule", "1F1B", *FEW[:-2],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--tp", "3"), "degrees do not multiply to the devices"),
+        (("--ep", "2"), "no experts to cut over ep"),
+    ],
+)
+def test_where_nothing_is_possible_the_first_line_says_why(more, why):
+    result = run(*SMALL, *more)
+    assert "No layout is possible: " in result.output
+    assert why in result.output
+
+
+def test_a_device_without_bfloat16_is_planned_in_float16():
+    asked = ("plan", "llama-3.2-1b", "--device", "V100-SXM2-32GB", "--devices", "8", "--batch", "8")
+    assert "--precision bf16" in run(*asked, *FEW, "-q").output
+    result = run(*asked, *FEW, "-q", "--precision", "fp16")
+    assert result.exit_code == 0, result.output
+
+
+def test_fits_says_everything_that_is_wrong_at_once():
+    result = run("plan", "--fits", "no-such.toml", "--device", "Z9")
+    assert result.exit_code == 2
+    assert "no-such.toml" in result.output
+    assert "Z9" in result.output
+
+
 @pytest.mark.parametrize("device", ["80GiB", "V100-SXM2-32GB"])
 def test_a_device_without_a_peak_is_refused_in_words(device):
     result = run("plan", "llama-3-8b", "--device", device, "--devices", "8", "--batch", "8")

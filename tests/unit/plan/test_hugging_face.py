@@ -156,6 +156,18 @@ def test_kinds_of_decoders_have_their_checkpoints_parameters(tmp_path, name):
     assert read_hugging_face(tmp_path).num_parameters == pytest.approx(total, rel=5e-4)
 
 
+def test_dbrx_has_its_widths_in_parts(tmp_path):
+    config = {
+        "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32768,
+        "vocab_size": 100352, "attn_config": {"kv_n_heads": 8, "model_type": ""},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_hugging_face(tmp_path)
+    assert model.num_parameters / 1e9 == pytest.approx(131.6, rel=2e-3)
+    assert model.num_active_parameters / 1e9 == pytest.approx(36, rel=0.02)
+
+
 @pytest.mark.parametrize("more", [{"decoder_sparse_step": 2}, {"mlp_only_layers": [3, 5]}])
 def test_mixtures_in_some_layers_only_are_refused(tmp_path, more):
     (tmp_path / "config.json").write_text(json.dumps({**QWEN_MOE, **more}))

@@ -41,6 +41,8 @@ _MEMORY_GIB = {
     "NVIDIA GeForce RTX 4080": 16, "NVIDIA GeForce RTX 4090": 24, "NVIDIA GeForce RTX 5090": 32,
     "AMD Instinct MI100": 32, "AMD Instinct MI210": 64, "AMD Instinct MI250X": 64,
     "AMD Instinct MI300X": 192, "AMD Instinct MI325X": 256, "AMD Instinct MI300A": 128,
+    "AMD Instinct MI350X": 288, "AMD Instinct MI355X": 288,
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 96,
 }  # fmt: skip
 """Of devices whose name does not say it; of GH200 it names the host's memory."""
 

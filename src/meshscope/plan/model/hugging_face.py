@@ -18,26 +18,35 @@ from meshscope.plan.model.model_shape import Experts, LatentAttention, ModelShap
 _MAX_BYTES = 4 << 20
 _MOST, _MOST_LAYERS = 10**9, 10**5
 _GPT_KINDS = (
-    "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom", "phi", "starcoder2", "falcon", "mpt",
+    "gpt2", "gpt_neo", "gpt_neox", "gpt_neox_japanese", "gpt_bigcode", "gptj", "codegen", "opt",
+    "bloom", "biogpt", "phi", "starcoder2", "falcon", "mpt", "persimmon",
 )  # fmt: skip
 """Norms with a bias, an MLP without a gate; biases, but for what `_has_bias` reads."""
+_UNGATED_KINDS = ("nemotron", "arcee", "apertus")
+"""Like Llama but for an MLP without a gate (squared ReLU, xIELU)."""
 _LLAMA_KINDS = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
-    "gemma3", "gemma3_text", "phi3", "olmo", "olmo2", "granite", "smollm3", "deepseek_v2",
-    "deepseek_v3", "kimi_k2", "gpt_oss",
+    "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "gemma", "gemma2", "gemma3", "gemma3_text", "phi3", "phimoe", "olmo", "olmo2", "olmo3",
+    "olmoe", "granite", "granitemoe", "smollm3", "deepseek_v2", "deepseek_v3", "kimi_k2",
+    "gpt_oss", "glm", "glm4", "glm4_moe", "cohere", "cohere2", "stablelm", "exaone4", "seed_oss",
+    "helium", "ernie4_5", "hunyuan_v1_dense", "internlm2", "internlm3", "baichuan", "dots1",
+    "minimax_m2", "dbrx",
+    *_UNGATED_KINDS,
 )  # fmt: skip
 """RMS norms, rotated positions, a gated MLP or experts that have one."""
+_LAYERNORM_KINDS = ("cohere", "cohere2", "stablelm", "nemotron", "phimoe", "dbrx")
 _TIED_KINDS = (
-    "gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "starcoder2", "gemma", "gemma2",
-    "gemma3", "gemma3_text",
+    "gpt2", "gpt_neo", "gpt_bigcode", "opt", "bloom", "biogpt", "falcon", "mpt", "starcoder2",
+    "gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2",
 )  # fmt: skip
 """Whose head is the table of tokens unless `tie_word_embeddings` says otherwise."""
 
 
-_LEARNED_KINDS = ("gpt2", "gpt_bigcode", "opt")
+_LEARNED_KINDS = ("gpt2", "gpt_neo", "gpt_bigcode", "opt", "biogpt")
 """Positions from a table; ALiBi has no parameters and counts as rotated."""
 _MULTI_QUERY_KINDS = ("falcon", "gpt_bigcode")
 """One head of keys and values unless `multi_query` says otherwise."""
+_INNER_KEYS = ("kv_n_heads", "ffn_hidden_size", "moe_num_experts", "moe_top_k")
 _FALCON_LENGTH = 2048
 _SPARSE_KEYS = ("decoder_sparse_step", "moe_layer_freq")
 
@@ -58,13 +67,21 @@ def read_hugging_face(path: Path, sequence_length: int | None = None) -> ModelSh
         raise UsageError(f"{file} is no JSON: {str(error)[:100]}") from None
     if not isinstance(config, dict):
         raise UsageError(f"{file} holds no JSON object; give a model's config.json")
-    nested = config.get("text_config")
-    reader = _Reader({**config, **nested} if isinstance(nested, dict) else config)
+    reader = _Reader(_flatten(config))
     name = file.resolve().parent.name if file.stem == "config" else file.stem
     model = _make_model(reader, sequence_length, name=name or "model")
     if reader.problems:
         raise UsageError(f"{file}: {'; '.join(reader.problems)}")
     return model
+
+
+def _flatten(config: dict[str, Any]) -> dict[str, Any]:
+    """With the part that is a language model's, and what DBRX has in parts of their own."""
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, dict) else config
+    parts = [config.get(name) for name in ("attn_config", "ffn_config")]
+    inner = {key: one for part in parts if isinstance(part, dict) for key, one in part.items()}
+    return {**{key: inner[key] for key in _INNER_KEYS if key in inner}, **config}
 
 
 class _Reader:
@@ -111,16 +128,22 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
             f"{found}; known are {known}; a decoder with layers like Llama's can be given as llama"
         )
     hidden = reader.number("hidden_size", "n_embd", "n_embed", "d_model")
-    heads = reader.number("num_attention_heads", "n_head", "n_heads")
+    heads = reader.number("num_attention_heads", "num_heads", "n_head", "n_heads")
     length = sequence_length or reader.number(
         "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len",
         default=_FALCON_LENGTH if kind == "falcon" else None,
     )  # fmt: skip
-    layers = reader.number("num_hidden_layers", "n_layer", "n_layers", most=_MOST_LAYERS)
+    layers = reader.number(
+        "num_hidden_layers", "num_layers", "n_layer", "n_layers", most=_MOST_LAYERS
+    )
     kv_heads = _read_kv_heads(reader, kind, heads)
     wide = reader.number("expansion_ratio", default=4) * hidden
     inner = reader.number(
-        "intermediate_size", "n_inner", "ffn_dim", default=wide if is_gpt else None
+        "intermediate_size",
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
+        default=wide if is_gpt else None,
     )
     return ModelShape(
         name=name,
@@ -132,9 +155,9 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
         head_size=_read_head_size(reader, hidden, heads),
         ffn_hidden_size=inner,
         sequence_length=length,
-        norm="layernorm" if is_gpt else "rmsnorm",
+        norm="layernorm" if is_gpt or kind in _LAYERNORM_KINDS else "rmsnorm",
         position="learned" if kind in _LEARNED_KINDS else "rope",
-        activation="gelu" if is_gpt else "swiglu",
+        activation="gelu" if is_gpt or kind in _UNGATED_KINDS else "swiglu",
         bias=_has_bias(reader, kind),
         tie_embeddings=reader.flag("tie_word_embeddings", default=kind in _TIED_KINDS),
         experts=_read_experts(reader, inner, layers),
@@ -154,7 +177,7 @@ def _read_head_size(reader: _Reader, hidden: int, heads: int) -> int:
 def _read_kv_heads(reader: _Reader, kind: str, heads: int) -> int:
     if kind in _MULTI_QUERY_KINDS and not reader.flag("new_decoder_architecture", default=False):
         return 1 if reader.flag("multi_query", default=True) else heads
-    found = reader.number("num_key_value_heads", "num_kv_heads", default=heads)
+    found = reader.number("num_key_value_heads", "num_kv_heads", "kv_n_heads", default=heads)
     if heads > 1 and heads % found:
         reader.problems.append(f"{heads} heads cannot share {found} heads of keys and values")
     return found
@@ -169,7 +192,7 @@ def _has_bias(reader: _Reader, kind: str) -> bool:
 
 
 def _read_experts(reader: _Reader, inner: int, num_layers: int) -> Experts | None:
-    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    names = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
     count = reader.number(*names, default=0, least=0)
     if not count:
         return None
@@ -184,7 +207,7 @@ def _read_experts(reader: _Reader, inner: int, num_layers: int) -> Experts | Non
     wide = reader.number("shared_expert_intermediate_size", default=0, least=0)
     return Experts(
         count=count,
-        active=reader.number("num_experts_per_tok", most=count),
+        active=reader.number("num_experts_per_tok", "moe_top_k", most=count),
         width=width,
         num_shared=shared or wide // width,
         num_dense_layers=reader.number(

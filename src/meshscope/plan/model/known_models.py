@@ -78,13 +78,14 @@ KNOWN_NAMES: tuple[str, ...] = (*PRESETS, *(model.name for model in _LARGE))
 
 
 def find_model(name: str) -> ModelShape:
-    """By its name; UsageError lists all."""
+    """By its name, in capitals or not; UsageError lists all."""
+    key = name.strip().casefold()
     for model in _LARGE:
-        if model.name == name:
+        if model.name == key:
             return model
-    if name in PRESETS:
-        return from_model_config(ModelConfig(**fill_model_defaults(PRESETS[name])), name)
-    near = difflib.get_close_matches(name.casefold(), KNOWN_NAMES, 1, 0.6)
+    if key in PRESETS:
+        return from_model_config(ModelConfig(**fill_model_defaults(PRESETS[key])), key)
+    near = difflib.get_close_matches(key, KNOWN_NAMES, 1, 0.6)
     meant = f"did you mean {near[0]}? " if near else ""
     raise UsageError(
         f"there is no model {name[:60]!r}; {meant}use one of {', '.join(KNOWN_NAMES)}, or the path "

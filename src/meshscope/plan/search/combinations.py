@@ -127,10 +127,10 @@ def list_rules(job: Job, request: Request, table: Combinations) -> Iterable[tupl
         (table.schedules == "interleaved_1f1b") & (columns.num_microbatches % rounds != 0),
     )
     yield "ZeRO has nothing to cut over", (columns.zero_stage > 0) & (dp * cp == 1)
-    yield (
-        "ep must divide the experts",
-        (0 if model.experts is None else model.experts.count) % ep != 0,
-    )
+    if model.experts is None:
+        yield "the model has no experts to cut over ep", ep > 1
+    else:
+        yield "ep must divide the experts", model.experts.count % ep != 0
     yield "ep must divide dp · cp", (dp * cp) % ep != 0
     is_looped = np.isin(table.schedules, ("gpipe", *CHUNKED)) & (pp > 1)
     yield (

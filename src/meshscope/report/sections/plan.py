@@ -60,13 +60,7 @@ def _show_head(answer: PlanAnswer) -> Section:
         best = answer.choices[0]
         head = f"{best.layout}: {_span(best.step_s)} a step, {_rate(best.tokens_per_s)}"
     else:
-        least = answer.least_memory_bytes
-        shown = "" if least is None else (
-            f": the leanest, {answer.least_memory_layout}, needs at least {form.memory(least)}, a "
-            f"device has {form.memory(answer.memory_bytes)}, less what --memory-share leaves; use "
-            "more devices or larger ones, or fewer bytes for each weight (--precision, --optimizer)"
-        )  # fmt: skip
-        head = f"No layout fits{shown}."
+        head = f"No layout {_say_why_none(answer)}."
     return Section(
         key="head",
         title="",
@@ -82,6 +76,22 @@ def _show_head(answer: PlanAnswer) -> Section:
             *(Headline(f"Fitted: {form.clean_text(text)}", Tone.PLAIN) for text in answer.fitted),
         ),
     )
+
+
+def _say_why_none(answer: PlanAnswer) -> str:
+    """Memory where layouts were bounded, else the rule that leaves the fewest."""
+    least = answer.least_memory_bytes
+    if least is not None:
+        return (
+            f"fits: the leanest, {answer.least_memory_layout}, needs at least "
+            f"{form.memory(least)}, a device has {form.memory(answer.memory_bytes)}, less what "
+            "--memory-share leaves; use more devices or larger ones, or fewer bytes for each "
+            "weight (--precision, --optimizer)"
+        )
+    if not answer.rejections:
+        return "is possible: nothing was left to choose from"
+    most = max(answer.rejections, key=lambda one: one.count)
+    return f"is possible: of {most.count:,} of {answer.num_combinations:,}, {most.reason}"
 
 
 def _flag_impossible(answer: PlanAnswer) -> list[Headline]:
