@@ -19,10 +19,10 @@ _MAX_BYTES = 4 << 20
 _MOST, _MOST_LAYERS = 10**9, 10**5
 _GPT_KINDS = (
     "gpt2", "gpt_neo", "gpt_neox", "gpt_neox_japanese", "gpt_bigcode", "gptj", "codegen", "opt",
-    "bloom", "biogpt", "phi", "starcoder2", "falcon", "mpt", "persimmon",
+    "bloom", "biogpt", "phi", "starcoder2", "falcon", "mpt", "persimmon", "jais2",
 )  # fmt: skip
 """Norms with a bias, an MLP without a gate; biases, but for what `_has_bias` reads."""
-_UNGATED_KINDS = ("nemotron", "arcee", "apertus")
+_UNGATED_KINDS = ("nemotron", "arcee", "apertus", "nanochat")
 """Like Llama but for an MLP without a gate (squared ReLU, xIELU)."""
 _LLAMA_KINDS = (
     "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
@@ -30,7 +30,8 @@ _LLAMA_KINDS = (
     "olmoe", "granite", "granitemoe", "smollm3", "deepseek_v2", "deepseek_v3", "kimi_k2",
     "gpt_oss", "glm", "glm4", "glm4_moe", "cohere", "cohere2", "stablelm", "exaone4", "seed_oss",
     "helium", "ernie4_5", "hunyuan_v1_dense", "internlm2", "internlm3", "baichuan", "dots1",
-    "minimax_m2", "dbrx",
+    "minimax_m2", "dbrx", "cwm", "emu3_text_model", "granitemoeshared", "granite_swa",
+    "granitemoe_swa", "hyperclovax", "mellum", "minicpm3", "ministral3", "vaultgemma", "youtu",
     *_UNGATED_KINDS,
 )  # fmt: skip
 """RMS norms, rotated positions, a gated MLP or experts that have one."""
@@ -46,8 +47,10 @@ _LEARNED_KINDS = ("gpt2", "gpt_neo", "gpt_bigcode", "opt", "biogpt")
 """Positions from a table; ALiBi has no parameters and counts as rotated."""
 _MULTI_QUERY_KINDS = ("falcon", "gpt_bigcode")
 """One head of keys and values unless `multi_query` says otherwise."""
+KNOWN_KINDS = (*_GPT_KINDS, *_LLAMA_KINDS)
 _INNER_KEYS = ("kv_n_heads", "ffn_hidden_size", "moe_num_experts", "moe_top_k")
-_FALCON_LENGTH = 2048
+_OLD_LENGTH = 2048
+"""Of falcon and bloom, whose configurations need not say it."""
 _SPARSE_KEYS = ("decoder_sparse_step", "moe_layer_freq")
 
 
@@ -122,7 +125,7 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
     kind = str(reader.config.get("model_type") or "")[:40]
     is_gpt = kind in _GPT_KINDS
     if not is_gpt and kind not in _LLAMA_KINDS:
-        known = ", ".join(sorted((*_GPT_KINDS, *_LLAMA_KINDS)))
+        known = ", ".join(sorted(KNOWN_KINDS))
         found = f"model_type {kind!r} is unknown" if kind else "model_type is missing"
         reader.problems.append(
             f"{found}; known are {known}; a decoder with layers like Llama's can be given as llama"
@@ -131,7 +134,7 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
     heads = reader.number("num_attention_heads", "num_heads", "n_head", "n_heads")
     length = sequence_length or reader.number(
         "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len",
-        default=_FALCON_LENGTH if kind == "falcon" else None,
+        default=_OLD_LENGTH if kind in ("falcon", "bloom") else None,
     )  # fmt: skip
     layers = reader.number(
         "num_hidden_layers", "num_layers", "n_layer", "n_layers", most=_MOST_LAYERS
