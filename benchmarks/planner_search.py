@@ -39,8 +39,8 @@ def make_job(model, device, number):
 
 def clear_caches():
     for cached in (
-        compile_schedule, candidate.build_cached, candidate.list_held, pricing._count_cached,
-        bounds._measure_key,
+        compile_schedule, candidate.build_cached, candidate.list_held, candidate.list_tails,
+        pricing._count_cached, bounds._measure_key,
     ):  # fmt: skip
         cached.cache_clear()
 

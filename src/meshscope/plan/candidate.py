@@ -1,6 +1,7 @@
 """One way to lay a job out: degrees, microbatch, schedule, recompute, ZeRO."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -75,6 +76,10 @@ class Candidate:
         """Of `build_schedule`."""
         return list_held(self.schedule, self.pp, self.num_steady, self.chunks)
 
+    def list_tails(self) -> tuple[tuple["Tail", ...], ...]:
+        """Of `build_schedule`."""
+        return list_tails(self.schedule, self.pp, self.num_steady, self.chunks)
+
     def describe(self) -> str:
         """`dp8×tp4×pp2 b1 1f1b zero1 full+sp`: what tells it from others."""
         degrees = "×".join(
@@ -126,6 +131,33 @@ def list_held(
             else:
                 held[split if action.kind is ActionKind.WEIGHT_GRAD else whole] -= 1
         found.append(tuple(sorted(seen)))
+    return tuple(found)
+
+
+Tail = tuple[tuple[ActionKind, int, int], ...]
+"""From the last gradients of a stage on: how often a rank runs an action of a kind, by stage."""
+
+
+@lru_cache(maxsize=256)
+def list_tails(
+    name: str, pp: int, num_microbatches: int, chunks: int
+) -> tuple[tuple[Tail, ...], ...]:
+    """For each rank and each of its stages, in the order in which their gradients are complete,
+    what the rank runs from that stage's last action on."""
+    schedule = build_cached(name, pp, num_microbatches, chunks)
+    found = []
+    for rank, row in enumerate(schedule.actions):
+        left, counts = set(schedule.stages_of(rank)), Counter[tuple[ActionKind, int]]()
+        tails: list[Tail] = []
+        for action in reversed(row):
+            counts[action.kind, action.stage] += 1
+            is_gradient = action.kind not in (ActionKind.FORWARD, ActionKind.INPUT_GRAD)
+            if is_gradient and action.stage in left:
+                left.remove(action.stage)
+                tails.append(tuple((*key, number) for key, number in counts.items()))
+            if not left:
+                break
+        found.append(tuple(reversed(tails)))
     return tuple(found)
 
 

@@ -86,6 +86,10 @@ class Stack:
     """Whether ranks of a pipeline gather cut weights once a step and keep them."""
     overlaps_gradients: bool = True
     """Whether gradients are reduced while the last backward runs."""
+    overlaps_routing: bool = False
+    """Whether experts' all-to-alls between nodes run beside another microbatch's compute, where
+    ranks have several chunks (Megatron-LM's `overlap-moe-expert-parallel-comm`, as in the recipes
+    that its publisher measures on H100 and B200; those of racks mostly do without)."""
     has_blocking_sends: bool = False
     """Whether a rank waits until its pipeline message has left (Megatron-LM's 1F1B)."""
     sends_shards: bool = True
@@ -128,6 +132,7 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="megatron",
             description="Megatron-LM with flash attention and overlapped gradients",
+            overlaps_routing=True,
             schedules=("1f1b", "interleaved_1f1b"),
             zero_stages=(0, 1),
             recomputes=("none", "selective", "full", "every-2"),

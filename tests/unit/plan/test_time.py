@@ -330,6 +330,27 @@ def test_hidden_communication_costs_its_share():
     assert two.dp_s > 0.04 * two.step_s
 
 
+def test_experts_on_other_nodes_are_reached_by_a_ranks_share_of_the_adapters():
+    """Of eight nodes a token with eight experts meets 4.6 others on average, and goes once to each;
+    each of 8 ranks of a node has one NDR adapter."""
+    job = make_job("deepseek-v3", "H100-80GB", 64, "torchtitan")
+    (price,) = price_candidates(job, [Candidate(dp=64, ep=64, zero_stage=3)])
+    others = 7 * (1 - (7 / 8) ** 8)
+    sent = others * 2 * 4096 * 7168 / 45e9
+    # There and back, forward and backward, in 58 layers.
+    assert price.ep_s == pytest.approx(4 * 58 * sent, rel=0.1)
+
+
+def test_chunks_hide_all_to_alls_where_the_program_does_so():
+    laid = {"dp": 32, "pp": 2, "ep": 32, "num_microbatches": 8}
+    looped = Candidate(**laid, schedule="interleaved_1f1b", chunks=2)
+    for stack, ratio in (("megatron", 0.8), ("torchtitan", 1.05)):
+        job = make_job("deepseek-v3", "H100-80GB", 64, stack)
+        (one,), (two,) = (price_candidates(job, [c]) for c in (Candidate(**laid), looped))
+        assert two.ep_s <= ratio * one.ep_s
+    assert two.ep_s >= 0.95 * one.ep_s
+
+
 def test_chunks_that_finish_early_hide_their_gradients_behind_the_others():
     """Of one chunk all gradients come in the last backward; of four, three quarters come before."""
     job = make_job("gpt-175b", "H100-80GB", 128)

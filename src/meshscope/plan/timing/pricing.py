@@ -6,9 +6,9 @@
 A step ends when the last rank has run its row of the schedule, reduced its gradients and updated
 its weights. Overlap, as the stack does it: gradients hide behind the last backward of their stage
 and what the rank does after it, gathered weights behind a layer's compute, keys and values of cp
-behind attention; tp and ep collectives hide behind nothing. Pipeline messages arrive after latency
-and transfer and hold up the sender only where the stack blocks. Not modelled: links that jobs
-share, uneven routing, checkpoints, evaluation.
+behind attention, experts' all-to-alls behind other chunks; tp's collectives hide behind nothing.
+Pipeline messages arrive after latency and transfer and hold up the sender only where the stack
+blocks. Not modelled: links that jobs share, uneven routing, checkpoints, evaluation.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.core.config.model_config import split_layers
-from meshscope.core.schedule import ActionKind, Schedule
-from meshscope.plan.candidate import Candidate
+from meshscope.core.schedule import ActionKind
+from meshscope.plan.candidate import Candidate, Tail
 from meshscope.plan.cluster import Cluster
 from meshscope.plan.model.model_shape import ModelShape
 from meshscope.plan.recipe import Recipe
@@ -224,7 +224,7 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
         np.array([[rank[kind] for rank in per_rank] for per_rank in counts], dtype=np.float64).T
         for kind in range(2)
     )
-    ends = []
+    ends, tails = [], one.list_tails()
     for rank in range(schedule.num_ranks):
         # At the end all ranks are at it at once.
         sync, update = (
@@ -233,7 +233,7 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
         exposed = sync
         if stack.overlaps_gradients:
             exposed = _expose_gradients(
-                schedule, rank, sync, (forward, inputs, weights), job.constants
+                tails[rank], sync, (forward, inputs, weights), job.constants
             )
         ends.append((real.end_s[rank] + exposed + update, exposed, update))
     tied = _time_tied(job, columns) if schedule.num_ranks > 1 and model.tie_embeddings else 0.0
@@ -288,40 +288,25 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
 
 
 def _expose_gradients(
-    schedule: Schedule,
-    rank: int,
-    sync: Floats,
-    work: tuple[Floats, Floats, Floats],
-    constants: Constants,
+    tails: Sequence[Tail], sync: Floats, work: tuple[Floats, Floats, Floats], constants: Constants
 ) -> Floats:
     """What reducing a rank's gradients adds after its row.
 
     A stage's go while its last microbatch's are made, and behind all that the rank does then: of
     several stages on a rank, those that finish early hide behind the others.
     """
-    row = schedule.actions[rank]
     forward, inputs, weights = work
     times = {
         ActionKind.FORWARD: forward,
+        ActionKind.BACKWARD: inputs + weights,
         ActionKind.INPUT_GRAD: inputs,
         ActionKind.WEIGHT_GRAD: weights,
     }
-    stages = schedule.stages_of(rank)
-    done, left, after = {}, set(stages), np.zeros(len(sync))
-    for action in reversed(row):
-        made = times.get(action.kind, inputs + weights)[action.stage]
-        is_gradient = action.kind not in (ActionKind.FORWARD, ActionKind.INPUT_GRAD)
-        if is_gradient and action.stage in left:
-            left.remove(action.stage)
-            done[action.stage] = after + made
-        if not left:
-            break
-        after = after + made
     # Time runs to the row's end, at 0; the stage that finishes first sends first.
-    part = sync / len(stages)
-    end = np.full(len(sync), -np.inf)
-    for start in reversed(done.values()):
-        end = np.maximum(end, -start) + part
+    part, end = sync / len(tails), np.full(len(sync), -np.inf)
+    for tail in tails:
+        left = sum((number * times[kind][stage] for kind, stage, number in tail), start=0 * sync)
+        end = np.maximum(end, -left) + part
     over: Floats = np.clip(end, 0.0, sync)
     return over + constants.overlap_cost_ratio * (sync - over)
 
