@@ -4,7 +4,7 @@
     python benchmarks/planner_engine.py --work FOLDER -o benchmarks/results/planner_engine.json
 
 Layouts are measured twice, one after the other round; a measurement in which others used more than
-half a core is taken again, and of two the less disturbed one counts.
+a tenth of a core is taken again, and of two the less disturbed one counts.
 
 Every layout trains the same model on the same global batch with all ranks on the machine's cores,
 recorded, with a memory profile of one step. Measured memory is what `meshscope memory` counts:
@@ -69,7 +69,7 @@ LAYOUTS = {
         "parallel": {"dp": 2, "tp": 2, "pp": 2}, "b": 4, "memory": "standard",
     },
 }  # fmt: skip
-MOST_OTHERS = 0.5
+MOST_OTHERS = 0.1
 """Cores; a measurement in which others used more is taken again."""
 GOAL_MEMORY = 0.05
 GOAL_TIME = 0.15

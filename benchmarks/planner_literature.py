@@ -282,6 +282,10 @@ def list_reports():
     return rows
 
 
+def list_all():
+    return [*list_nemo(), *list_fms(), *list_zero_bubble()[0], *list_old(), *list_reports()]
+
+
 def judge_memory(rows, peaks):
     """Predicted over published peaks, of the fullest rank."""
     found = {}
@@ -299,7 +303,7 @@ def main():
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     pipelines, peaks = list_zero_bubble()
-    found = summarize([*list_nemo(), *list_fms(), *pipelines, *list_old(), *list_reports()])
+    found = summarize(list_all())
     found["memory"] = judge_memory(pipelines, peaks)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     print(text)

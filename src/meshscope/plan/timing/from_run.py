@@ -3,14 +3,15 @@
     job, fitted = fit_runs(job, [study])
 
 Fitted, and said in words: the pace of compute, the time to issue a layer, bandwidth and latency of
-links (`fit_runs`), and the interval (half of the middle nine tenths of steps, or the error that is
-left, whichever is larger). What is left is not fitted away:
-`compare_lines` shows predicted and measured line by line. Loader, host and stragglers are part of
-the measured lines.
+links (`fit_runs`). The interval is half of the middle nine tenths of steps, or the error that is
+left, whichever is larger, and what other layouts miss beyond (`MODEL_ERROR`). What is left is not
+fitted away: `compare_lines` shows predicted and measured line by line. Loader, host and stragglers
+are part of the measured lines.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,15 @@ from meshscope.plan.timing.fitting import fit_constants
 from meshscope.plan.timing.pricing import Job, StepPrice, price_candidates
 
 _GROUP = "train"
+_INTERVAL_SOURCE = (
+    "steps of {}, the error left after fitting, and what layouts that were not recorded miss "
+    "beyond (benchmarks/planner_intervals.py)"
+)
 _LEAST_INTERVAL = 0.02
+MODEL_ERROR = 0.25
+"""What layouts that were not recorded miss beyond the spread and the error of those that were, so
+that nine of ten lie within: set on every second layout that was measured, on cores and devices,
+and tried on the others (benchmarks/planner_intervals.py)."""
 _FITTED_LINES = ("tp", "dp")
 _LEAST_LINE = 0.02
 """Of a step: shorter lines say nothing of links."""
@@ -184,18 +193,16 @@ def fit_measured(
     )
     prices = ready.price(fitted)
     left = [price.step_s / run.step_s - 1 for price, run in zip(prices, runs, strict=True)]
-    width = max(*(run.spread_ratio for run in runs), *map(abs, left), _LEAST_INTERVAL)
+    width = _find_interval([run.spread_ratio for run in runs], left)
     number = f"{len(runs)} runs" if len(runs) > 1 else "the recorded run"
     layouts = "; ".join(run.layout.candidate.describe() for run in runs)
     sources = {
         **fitted.sources,
         **dict.fromkeys((*names, "p2p_latency_s"), f"fitted to steps and lines of {number}"),
         "pace_ratio": f"fitted to compute of {number}",
-        "interval_ratio": f"steps of {number}, and the error left after fitting",
+        "interval_ratio": _INTERVAL_SOURCE.format(number),
     }
-    constants = replace(
-        fitted, name=f"{number} ({layouts})", interval_ratio=float(width), sources=sources
-    )
+    constants = replace(fitted, name=f"{number} ({layouts})", interval_ratio=width, sources=sources)
     said = [f"pace of compute {constants.pace_ratio:.3g} of the roofline's time"]
     if "host_layer_s" in names:
         said.append(f"{constants.host_layer_s * 1e6:.3g} µs to issue a layer")
@@ -329,15 +336,19 @@ def fit_host_runs(
     )
     is_step = [name == "step" for _, name in chosen]
     left = (predict(fitted) / measured - 1)[is_step]
-    width = max(*map(_measure_spread, studies), *np.abs(left).tolist(), _LEAST_INTERVAL)
+    width = _find_interval(list(map(_measure_spread, studies)), left.tolist())
     number = f"{len(studies)} recorded runs" if len(studies) > 1 else "the recorded run"
     layouts = "; ".join(one.candidate.describe() for one in recorded)
     source = f"fitted to {number}"
     constants = replace(
         fitted,
         name=f"{number} ({layouts})",
-        interval_ratio=float(width),
-        sources={**fitted.sources, **dict.fromkeys((*HOST_FITTED_NAMES, "p2p_latency_s"), source)},
+        interval_ratio=width,
+        sources={
+            **fitted.sources,
+            **dict.fromkeys((*HOST_FITTED_NAMES, "p2p_latency_s"), source),
+            "interval_ratio": _INTERVAL_SOURCE.format(number),
+        },
     )
     latency_us = constants.collective_latency_s * 1e6
     rate = job.cluster.between.bytes_per_s * constants.network_ratio
@@ -352,6 +363,13 @@ def fit_host_runs(
         for one, error in zip(recorded, left.tolist(), strict=True)
     ]
     return replace(job, constants=constants), tuple(said)
+
+
+def _find_interval(spreads: Sequence[float], left: Sequence[float]) -> float:
+    """The spread of recorded steps or the error left, whichever is more, and what other layouts
+    miss beyond: independent, so their squares add up."""
+    own = max(*spreads, *map(abs, left), _LEAST_INTERVAL)
+    return hypot(own, MODEL_ERROR)
 
 
 def _tie_latency(constants: Constants) -> Constants:
