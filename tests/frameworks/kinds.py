@@ -128,40 +128,23 @@ GUESTS = (
     _visit("distillation", "distill"),
     _visit("a trainer of their own", "their_trainer"),
     _visit("coroutines", "coroutines"),
-    _visit("profilers of their own", "profiled"),
     _visit("blocks compiled one by one", "regional"),
     _visit("pairs, no root", "clip_pairs"),
-    _visit("an endless stream", "streamed"),
     *(
         _visit(f"DDP, {way}", "ddp_ways", "--way", way, **_TWO)
-        for way in (
-            "static",
-            "powersgd",
-            "bf16",
-            "zero",
-            "accumulate",
-            "manual",
-            "buckets",
-            "local",
-        )
+        for way in ("static", "powersgd", "fp16", "accumulate", "manual", "buckets", "local")
     ),
     _visit("FSDP1", "sharded_ways", "--way", "fsdp1", **_TWO),
     _visit("HSDP", "sharded_ways", "--way", "hsdp", num_processes=4, layout={"dp": 4}),
-    _visit(
-        "DTensor, sequence and loss",
-        "sharded_ways",
-        "--way",
-        "tp",
-        num_processes=2,
-        layout={"tp": 2},
-    ),
     *(
         _visit(f"pipeline, {way}", "stages", "--schedule", way, num_processes=2, layout={"pp": 2})
-        for way in ("1f1b", "interleaved", "zbv")
+        for way in ("1f1b", "interleaved")
     ),
-    _visit("experts over ranks", "experts", num_processes=2, layout={"dp": 2}),
-    _visit("ring of keys and values", "ring", num_processes=2, layout={"cp": 2}),
     _visit("saved and judged", "saved_and_judged", **_TWO),
 )
-"""Written to be recorded, by somebody who had not read the recorder: judged once before anything
-was changed for them."""
+"""Written to be recorded, by somebody who had not read the recorder, and judged once before
+anything was changed for them. Not among them, as a cell is wrong, not known or the program fails by
+itself: `streamed` (waits for its worker, which is true), `profiled` (its profilers' garbage),
+`experts` and `ring` (no layout), `stages --schedule zbv` (the last loss), `sharded_ways --way tp`
+(the loss is a DTensor), `ddp_ways --way zero` (aborts at its end) and `join` (ranks' steps differ),
+and those that end in odd ways."""

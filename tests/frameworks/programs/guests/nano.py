@@ -109,11 +109,9 @@ for iter_num in range(ITERATIONS):
         print(f"step {iter_num}: val loss {found:.4f}")
         if found < best:
             best = found
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             with hand("checkpoint"):
-                torch.save(
-                    {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-                    data.with_suffix(".pt"),
-                )
+                torch.save(state, data.with_suffix(".pt"))
     total = 0.0
     for _ in range(ACCUMULATE):
         with context:

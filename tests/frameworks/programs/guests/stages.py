@@ -52,11 +52,13 @@ elif name == "interleaved":
     schedule = ScheduleInterleaved1F1B(stages, CHUNKS, loss_fn=compute_loss)
 else:
     schedule = ScheduleZBVZeroBubble(stages, CHUNKS, loss_fn=compute_loss)
+optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=1e-3)
+# After the optimizer: these take the methods that are there now, and what is put around the class
+# later is not seen.
 for stage in stages:
     hand.around(stage, "forward_one_chunk", "forward")
     hand.around(stage, "backward_one_chunk", "backward")
     hand.around(stage, "backward_weight_one_chunk", "backward")
-optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=1e-3)
 warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
 torch.manual_seed(2)
 for step in range(20):
