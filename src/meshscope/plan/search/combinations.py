@@ -95,6 +95,7 @@ def list_rules(job: Job, request: Request, table: Combinations) -> Iterable[tupl
     """A reason, and the rows that it rules out."""
     columns, model, cluster, stack = table.columns, job.model, job.cluster, job.recipe.stack
     tp, pp, cp, ep, dp = columns.tp, columns.pp, columns.cp, columns.ep, columns.dp
+    yield "the model has no experts to cut over ep", (model.experts is None) & (ep > 1)
     yield "degrees do not multiply to the devices", dp * tp * pp * cp != cluster.num_devices
     yield "heads cannot be cut over tp", model.num_heads % tp != 0
     kv = model.num_kv_heads
@@ -127,10 +128,8 @@ def list_rules(job: Job, request: Request, table: Combinations) -> Iterable[tupl
         (table.schedules == "interleaved_1f1b") & (columns.num_microbatches % rounds != 0),
     )
     yield "ZeRO has nothing to cut over", (columns.zero_stage > 0) & (dp * cp == 1)
-    if model.experts is None:
-        yield "the model has no experts to cut over ep", ep > 1
-    else:
-        yield "ep must divide the experts", model.experts.count % ep != 0
+    count = 0 if model.experts is None else model.experts.count
+    yield "ep must divide the experts", (model.experts is not None) & (count % ep != 0)
     yield "ep must divide dp · cp", (dp * cp) % ep != 0
     is_looped = np.isin(table.schedules, ("gpipe", *CHUNKED)) & (pp > 1)
     yield (

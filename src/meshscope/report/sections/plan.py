@@ -79,7 +79,7 @@ def _show_head(answer: PlanAnswer) -> Section:
 
 
 def _say_why_none(answer: PlanAnswer) -> str:
-    """Memory where layouts were bounded, else the rule that leaves the fewest."""
+    """Memory where layouts were bounded, else the rule that rules most out."""
     least = answer.least_memory_bytes
     if least is not None:
         return (
@@ -91,7 +91,11 @@ def _say_why_none(answer: PlanAnswer) -> str:
     if not answer.rejections:
         return "is possible: nothing was left to choose from"
     most = max(answer.rejections, key=lambda one: one.count)
-    return f"is possible: of {most.count:,} of {answer.num_combinations:,}, {most.reason}"
+    rest = "" if most.count == answer.num_combinations else "; the others' reasons stand below"
+    return (
+        f"is possible: {most.count:,} of {answer.num_combinations:,} combinations cannot be, "
+        f"because {most.reason}{rest}"
+    )
 
 
 def _flag_impossible(answer: PlanAnswer) -> list[Headline]:
