@@ -787,3 +787,18 @@ def test_a_module_that_cannot_be_hooked_does_not_hide_the_others(recorder):
     recorder.close()
     assert list(recorder.guard.counts) == ["model search"]
     assert read_recorded(run_dir).steps[0].names == ["forward", "backward", "optimizer"]
+
+
+def test_modules_of_a_list_are_timed_where_the_list_is_attached(recorder):
+    """A list cannot be called: stages of a pipeline are attached so."""
+    parts = nn.ModuleList([make_model(), nn.ModuleDict({"head": nn.Linear(2, 2)})])
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+    recorder.attach(parts, optimizer)
+    for inputs, _ in make_loader(3):
+        parts[1]["head"](parts[0](inputs)).square().mean().backward()
+        optimizer.step()
+    recorded = finish(recorder)
+    assert [step.names for step in recorded.steps] == [
+        ["data", "forward", "forward", "backward", "optimizer"]
+    ] * 3
+    assert [step.num_microbatches for step in recorded.steps] == [1] * 3

@@ -13,6 +13,7 @@ from meshscope.capture.memory.heap import find_instances
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.profiling.profiled_step import choose_step
 from meshscope.capture.profiling.window_schedule import WindowSchedule
+from meshscope.capture.steps.model_search import list_callable
 
 _MAX_STEPS_TO_BEGIN = 3
 """Steps after which the profile of an uncalled model is given up."""
@@ -69,7 +70,9 @@ def find_training(torch: Any) -> tuple[list[Any], list[Any]]:
     # By type, as for modules; wrappers that never called the constructor have no hooks to call.
     kind = torch.optim.Optimizer
     objects = find_instances(torch.nn.Module, kind)
-    roots = [one for root in find_root_modules(torch, objects) for one in _callable(torch, root)]
+    roots = [
+        one for root in find_root_modules(torch, objects) for one in list_callable(torch, root)
+    ]
     models = [root for root in roots if any(p.requires_grad for p in root.parameters())]
     trained = {id(parameter) for model in models for parameter in model.parameters()}
     known = [one for one in objects if issubclass(type(one), kind) and _takes_hooks(one)]
@@ -93,14 +96,6 @@ def _children_of(module: Any) -> Iterable[Any]:
 def _is_callable_root(module: Any) -> bool:
     """Whether it was compiled in place: its hooks would be traced into the graph."""
     return module.__dict__.get("_compiled_call_impl") is None and "_modules" in module.__dict__
-
-
-def _callable(torch: Any, module: Any) -> list[Any]:
-    """The module, or of one that cannot be called, those in it."""
-    is_container = issubclass(type(module), (torch.nn.ModuleList, torch.nn.ModuleDict))
-    if not is_container or type(module).forward is not torch.nn.Module.forward:
-        return [module]
-    return [one for child in module.children() for one in _callable(torch, child)]
 
 
 def _takes_hooks(optimizer: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from meshscope.capture.guard import Guard
 from meshscope.capture.steps import hooks as step_hooks
 from meshscope.capture.steps.hooks import Hooks
-from meshscope.capture.steps.model_search import ModelSearch
+from meshscope.capture.steps.model_search import MAX_MODELS, ModelSearch, list_callable
 from meshscope.capture.steps.module_hook import (
     WRAPPED,
     ModuleHook,
@@ -130,7 +130,12 @@ class Automatic:
         self._guard.run("script compiler", tell, self._torch, tap.original, tap.stand_in)
 
     def attach_model(self, model: Any) -> None:
-        """Times the forward passes of a module."""
+        """Times the forward passes of a module, or of those in a list of them: stages, chunks."""
+        parts = list_callable(self._torch, model)
+        if parts != [model] and len(parts) <= MAX_MODELS:
+            for part in parts:
+                self.attach_model(part)
+            return
         if model in self._modules:
             return
         self._modules.add(model)

@@ -33,7 +33,7 @@ _MAX_UPDATES = 4
 """Updates after which parameters that were in no call are given up."""
 _MAX_REOPENINGS = 5
 """How often backward without a known forward opens the search again."""
-_MAX_MODELS = 64
+MAX_MODELS = 64
 """A root that calls hundreds of parts by itself would pay for timing each."""
 _COMPILED_TYPE = "OptimizedModule"
 
@@ -156,7 +156,7 @@ class ModelSearch:
         self._has_compiled = True
         self.close()
         for context, ends in find_compiled_calls():
-            if len(self._functions) < _MAX_MODELS and context not in self._functions:
+            if len(self._functions) < MAX_MODELS and context not in self._functions:
                 function = self._functions[context] = CompiledFunction(
                     self._hooks, self._time_function
                 )
@@ -221,7 +221,7 @@ class ModelSearch:
         if not self._is_trained(module, held) and not (is_training and self._is_part(module, held)):
             self._done.update(map(id, _walk(module)))
             return False
-        if not is_known and len(self._models) < _MAX_MODELS:
+        if not is_known and len(self._models) < MAX_MODELS:
             self._attach(module)
         if is_training:  # an evaluation may call what a wrapper wraps
             self._done.add(id(module))
@@ -342,6 +342,14 @@ def _find_caller(torch: Any) -> Any:
         frame = frame.f_back
     caller = None if frame is None else frame.f_back
     return None if caller is None else caller.f_locals.get("self")
+
+
+def list_callable(torch: Any, module: Any) -> list[Any]:
+    """The module, or of a list or dict of modules, which cannot be called, those in it."""
+    is_container = issubclass(type(module), (torch.nn.ModuleList, torch.nn.ModuleDict))
+    if not is_container or type(module).forward is not torch.nn.Module.forward:
+        return [module]
+    return [one for child in module.children() for one in list_callable(torch, child)]
 
 
 def list_parameters(module: Any) -> list[Any]:
