@@ -8,6 +8,7 @@ left undone where a process dies: its item, and all that are left, are done here
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ from meshscope.store.read.files import read_file
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
+    from multiprocessing.connection import Connection
 
 _MIN_BYTES = 6 << 20
 _MIN_ITEMS = 64
@@ -94,24 +96,32 @@ def _cut(items: Sequence[A], num_processes: int) -> list[Sequence[A]]:
 def begin(work: Callable[[A], T], item: A, size: int) -> Callable[[], T]:
     """Begins `work` on `item`, which takes `size` bytes, in a process beside this one if there is
     a core and memory for it. What is given back waits for it; it does the work here where no such
-    process is, or where that died."""
+    process is, or where that died. A result that nobody asks for ends with this process."""
     if choose_processes([max(size, _MIN_BYTES)] * 2) < 2:
         return partial(work, item)
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
 
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
-    running = pool.submit(work, item)
-    pool.shutdown(wait=False)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work_apart, args=(work, item, sender), daemon=True)
+    process.start()
+    sender.close()
 
     def finish() -> T:
         try:
-            return running.result()
-        except BrokenProcessPool:
+            found: T = receiver.recv()
+        except (EOFError, OSError):  # it died or failed
             return work(item)
+        process.join()
+        return found
 
     return finish
+
+
+def _work_apart(work: Callable[[A], T], item: A, sender: "Connection") -> None:
+    # What fails here fails again where the result is asked for.
+    with suppress(Exception):
+        sender.send(work(item))
 
 
 def _submit(

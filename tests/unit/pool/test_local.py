@@ -1,6 +1,8 @@
 """Files go to processes where that is worth it, and come back in their order."""
 
 import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -145,3 +147,14 @@ def test_an_error_of_work_that_is_begun_comes_from_its_result(files):
     finish = begin(partial(fail_at, name="3.json"), files[3], 0)
     with pytest.raises(ValueError, match=r"3\.json"):
         finish()
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_result_that_nobody_asks_for_does_not_keep_this_process(tmp_path):
+    program = (
+        "import os, time\n"
+        "from meshscope.pool.local import begin\n"
+        "os.sched_getaffinity = lambda _: {0, 1}\n"
+        "begin(time.sleep, 60, 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

@@ -4,14 +4,17 @@ Of thousands of traces one is shown in full; what the others ran need not be tab
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from meshscope.analyze.device.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_axes import find_rank
 from meshscope.ingest.traces.trace_host import HostTime
 from meshscope.ingest.traces.trace_time import DeviceTime, measure
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.store.read.arrays import find_true
+
+if TYPE_CHECKING:  # an outline is made without what tabulates a trace
+    from meshscope.analyze.device.trace_summary import TraceSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ def outline_trace(view: TraceView) -> TraceOutline:
     )
 
 
-def outline_summary(summary: TraceSummary) -> TraceOutline:
+def outline_summary(summary: "TraceSummary") -> TraceOutline:
     """Of a trace that was looked at in full."""
     return TraceOutline(
         source=summary.source,

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from meshscope.analyze.communication.rank_comparison import RankComparison
     from meshscope.analyze.device.trace_outline import TraceOutline
     from meshscope.analyze.device.trace_summary import TraceSummary
+    from meshscope.cli.trace_summaries import KeptSummary
+    from meshscope.ingest.kineto.trace_cache import Stamp
     from meshscope.ingest.traces.trace_recording import TraceRecording
+    from meshscope.report.screen import Screen
     from meshscope.simulate.critical_path import CriticalPath
 
 _OBJECTS_A_COLLECTION = 100_000
@@ -137,16 +140,12 @@ def command(
         from meshscope.analyze.compare.trace_diff import compare_traces
 
         difference = compare_traces(earlier.summaries, read.summaries)
-    comparison: RankComparison | Unavailable
-    comparison = Unavailable("it takes traces of two ranks or more, of the same steps")
-    find_path: _PathFinder = _find_no_path
-    if len(read.recordings) > 1:
-        comparison, find_path = _put_together(read)
     if as_json:
         from meshscope.analyze.device.trace_verdict import judge, list_unknown
         from meshscope.report.trace_document import DOCUMENT, TraceDocument
         from meshscope.report.trace_ranks_text import find_others_part
 
+        comparison, find_path = _put_together(read)
         summaries = read.summaries
         document = TraceDocument(
             layout=layout if isinstance(layout, Unavailable) else layout.to_dict(),
@@ -161,27 +160,37 @@ def command(
         return
     screen = choose_screen(context)
     if difference is None:
-        from meshscope.report.trace_choice import choose_shown
-        from meshscope.report.trace_text import render_traces
-
-        first, *others = choose_shown(read.outlines, comparison, ranks)
-        finish = read.begin_summary(first)
-        path = find_path()
-        text = render_traces(
-            [finish(), *(read.summarize(place) for place in others)],
-            comparison,
-            screen,
-            layout=layout,
-            path=path,
-            num_rows=num_rows,
-            outlines=read.outlines,
-            left_out=read.left_out,
-        )
+        text = _render(read, screen, ranks, num_rows)
     else:
         from meshscope.report.trace_diff_text import render_difference
 
         text = render_difference(difference, screen, num_rows=num_rows)
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+
+
+def _render(read: "_Read", screen: "Screen", ranks: Sequence[int], num_rows: int) -> str:
+    """The text of all traces. Reading the one that is shown in full, most likely, takes as long as
+    comparing ranks, and is done beside that."""
+    from meshscope.report.trace_choice import choose_shown, guess_shown
+    from meshscope.report.trace_text import render_traces
+
+    guess = guess_shown(read.outlines, ranks)
+    finish = read.begin_summary(guess)
+    comparison, find_path = _put_together(read)
+    first, *others = choose_shown(read.outlines, comparison, ranks)
+    if first != guess:
+        finish = read.begin_summary(first)
+    path = find_path()
+    return render_traces(
+        [finish(), *(read.summarize(place) for place in others)],
+        comparison,
+        screen,
+        layout=read.layout,
+        path=path,
+        num_rows=num_rows,
+        outlines=read.outlines,
+        left_out=read.left_out,
+    )
 
 
 def _write_flame(target: Path, by: str, paths: Sequence[Path]) -> None:
@@ -237,6 +246,8 @@ def _find_no_path() -> None:
 
 def _put_together(read: "_Read") -> "tuple[RankComparison | Unavailable, _PathFinder]":
     """What ranks did together, and what finds the critical path over them."""
+    if len(read.recordings) < 2:
+        return Unavailable("it takes traces of two ranks or more, of the same steps"), _find_no_path
     from meshscope.analyze.communication.rank_comparison import compare_ranks
     from meshscope.analyze.study import Study
     from meshscope.ingest.traces.trace_run import make_run
@@ -464,16 +475,12 @@ def _read_file(
     """One trace, with the layout that it tells itself, unless one is given; `max_spans` where it is
     one of several. What it says with a device's name is not kept."""
     from meshscope.analyze.device.trace_outline import outline_summary, outline_trace
-    from meshscope.analyze.device.trace_summary import summarize_trace
     from meshscope.cli.trace_loading import load_file
-    from meshscope.cli.trace_summaries import load_summary, store_summary
-    from meshscope.ingest.kineto.trace_cache import read_stamp
     from meshscope.ingest.traces.trace_view import TraceView
 
     is_kept = use_cache and max_spans is None and not device_name
     try:
-        stamp = read_stamp(file) if is_kept else ()
-        kept = load_summary(file, stamp) if is_kept else None
+        stamp, kept = _load_kept(file) if is_kept else ((), None)
         if kept is not None:
             found = layout or finder.find(kept.summary.world_size)
             if kept.layout == (None if isinstance(found, Unavailable) else found):
@@ -493,9 +500,13 @@ def _read_file(
     known = None if isinstance(found, Unavailable) else found
     view = TraceView(trace, known)
     summary = None
-    if not is_brief:
+    if not is_brief:  # only then what tabulates a trace is loaded
+        from meshscope.analyze.device.trace_summary import summarize_trace
+
         summary = summarize_trace(trace, view=view, device_name=device_name)
     if summary is not None and is_kept:
+        from meshscope.cli.trace_summaries import store_summary
+
         store_summary(file, stamp, known, summary)
     recording = None
     if max_spans is not None:
@@ -509,6 +520,15 @@ def _read_file(
         summary=summary,
         recording=recording,
     )
+
+
+def _load_kept(file: Path) -> "tuple[Stamp, KeptSummary | None]":
+    """What was kept of the trace as it is now."""
+    from meshscope.cli.trace_summaries import load_summary
+    from meshscope.ingest.kineto.trace_cache import read_stamp
+
+    stamp = read_stamp(file)
+    return stamp, load_summary(file, stamp)
 
 
 def _read_names(files: Sequence[Path]) -> _Names:
