@@ -17,8 +17,8 @@ of it, 15 % where ranks outnumber cores. Twins, and runs without any fault, must
 nothing above low.
 
 About half of the older cases are held out, by their names; those written later ("fresh", "newest",
-"unseen", "clients", "last") are parts of their own: without `--part` they are recorded, and nothing
-is said of them. Results of all parts are merged into one file.
+"unseen", "clients", "last", "later") are parts of their own: without `--part` they are recorded,
+and nothing is said of them. Results of all parts are merged into one file.
 
 Ranks run under SCHED_RR where that is allowed, so that sleepers are woken promptly on a machine
 that others use. What it does not show: real compute that fights for memory or links; ranks of real
@@ -44,6 +44,7 @@ from benchmarks.fault_cases_clients import list_clients
 from benchmarks.fault_cases_engine import list_engine_trials
 from benchmarks.fault_cases_fresh import list_fresh
 from benchmarks.fault_cases_last import list_last
+from benchmarks.fault_cases_later import list_later
 from benchmarks.fault_cases_newest import list_newest
 from benchmarks.fault_cases_steady import list_steady
 from benchmarks.fault_cases_trials import list_trials
@@ -81,14 +82,15 @@ from meshscope.diagnose.runner import diagnose
 CROWDED_TOLERANCE_RATIO = 0.15
 """Where ranks outnumber cores."""
 MAX_ROUNDS = 9
-PARTS = ("development", "held out", "fresh", "newest", "unseen", "clients", "last")
+PARTS = ("development", "held out", "fresh", "newest", "unseen", "clients", "last", "later")
 DEVELOPMENT, HELD_OUT, *LATER_PARTS = PARTS
 
 
 def list_matrix() -> list[Case]:
     """Those of the suite come first."""
     older = [*list_cases().values(), *list_steady(), *list_trials(), *list_engine_trials()]
-    return [*older, *list_fresh(), *list_newest(), *list_unseen(), *list_clients(), *list_last()]
+    newer = [*list_fresh(), *list_newest(), *list_unseen(), *list_clients(), *list_last()]
+    return [*older, *newer, *list_later()]
 
 
 def find_part(case: Case) -> str:
