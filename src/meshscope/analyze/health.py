@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.rank.caught_errors import CaughtErrors, as_int, list_errors
+from meshscope.analyze.rank.not_in_traces import NO_COST, NO_DROPPED
 from meshscope.analyze.rank.overhead import Overhead
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.operations import POINT_TO_POINT
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 from meshscope.store.read.recording import Recording
@@ -34,7 +35,7 @@ class RecordingHealth:
     notes: tuple[Note, ...]
     problems: tuple[Problem, ...]
     """Damage, torn tails, lost records, missing and short ranks, in rank order."""
-    num_dropped: int
+    num_dropped: int | Unavailable
     """Records that found no space."""
     num_rank_steps: int
     """Steps of all ranks together."""
@@ -62,7 +63,8 @@ class RecordingHealth:
     @property
     def is_complete(self) -> bool:
         """Every rank is there, finished and undamaged, and no error was caught."""
-        return not (self.errors or self.problems or self.unfinished_ranks or self.num_dropped)
+        num_dropped = known(self.num_dropped)
+        return not (self.errors or self.problems or self.unfinished_ranks or num_dropped)
 
 
 def assess_recording(
@@ -85,13 +87,14 @@ def assess_recording(
     problems = [*attempt.problems, *(p for rank in attempt for p in rank.problems), *extra_problems]
     if short:
         problems.append(_short_problem(short, num_steps, most))
-    opening = [as_int(rank.closing.get("opening_cost_ns")) for rank in attempt if rank.closing]
-    known = [cost for cost in opening if cost is not None]
+    no_cost = Unavailable(NO_COST)
     return RecordingHealth(
         errors=_collect_errors(attempt),
         notes=_collect_notes(attempt),
         problems=tuple(problems),
-        num_dropped=sum(p.num_records or 0 for p in problems if p.kind is ProblemKind.DROPPED),
+        num_dropped=Unavailable(NO_DROPPED)
+        if attempt.is_from_traces
+        else sum(p.num_records or 0 for p in problems if p.kind is ProblemKind.DROPPED),
         num_rank_steps=sum(num_steps.values()),
         missing_ranks=attempt.missing_ranks,
         short_ranks=short,
@@ -103,13 +106,17 @@ def assess_recording(
             if rank.closing
         ),
         overhead=overhead,
-        opening_cost_ns=max(known)
-        if known
-        else Unavailable(
-            "no rank's closing line says" if opening else "no rank wrote its closing line"
-        ),
-        sampling_cost_ns=_find_sampling_cost(attempt),
+        opening_cost_ns=no_cost if attempt.is_from_traces else _find_opening_cost(attempt),
+        sampling_cost_ns=no_cost if attempt.is_from_traces else _find_sampling_cost(attempt),
     )
+
+
+def _find_opening_cost(attempt: Attempt) -> int | Unavailable:
+    said = [as_int(rank.closing.get("opening_cost_ns")) for rank in attempt if rank.closing]
+    costs = [cost for cost in said if cost is not None]
+    if costs:
+        return max(costs)
+    return Unavailable("no rank's closing line says" if said else "no rank wrote its closing line")
 
 
 def _count_finished(recording: Recording, num_kept: int) -> int:

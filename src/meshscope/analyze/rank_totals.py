@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshscope.analyze.rank.not_in_traces import NO_COST
 from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
 from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.steps import JobSteps, JobStepSummary, summarize_job_steps
@@ -83,7 +84,9 @@ def merge_ranks(
         steps=steps_of_job,
         clues=peers.find_clues(peer_groups, step_ns),
         rates=rates,
-        overhead=measure_overhead(overhead, has_device=any(rank.has_accelerator for rank in ranks)),
+        overhead=Unavailable(NO_COST)
+        if attempt.is_from_traces
+        else measure_overhead(overhead, has_device=any(rank.has_accelerator for rank in ranks)),
         longest=longest,
         problems=tuple(problems),
         unwatched=join_unwatched(unwatched),

@@ -22,6 +22,7 @@ import numpy as np
 
 from meshscope.analyze.health import RecordingHealth, assess_recording
 from meshscope.analyze.job.job_time import JobTime, add_times
+from meshscope.analyze.rank.not_in_traces import NO_COMMUNICATION
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.rank_map import map_ranks
 from meshscope.analyze.rank.rank_summary import RankSummary
@@ -320,6 +321,8 @@ class Study:
             problems = [problem for recording in self.attempt for problem in recording.problems]
             if any(problem.kind is ProblemKind.CUT for problem in problems):
                 return Unavailable("the recording is cut off: communication may be in what is lost")
+            if self.attempt.is_from_traces:
+                return Unavailable(NO_COMMUNICATION)
             return Unavailable(
                 "no communication was recorded: there was none, or it was not watched"
             )

@@ -14,7 +14,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.unit_text import plural
 from meshscope.core.verdict.severity import Severity
 from meshscope.page.evidence import choose_lamp, name_findings
-from meshscope.page.run_state import TRACES_NOTE, RunState, StateKind
+from meshscope.page.run_state import RunState, StateKind
 from meshscope.report import format as form
 from meshscope.report.run.report import Report
 
@@ -62,7 +62,7 @@ def light_lamps(report: Report, state: RunState) -> tuple[Lamp, ...]:
     """All five, always."""
     values = {
         "fast": _say_fast(report),
-        "move": (_NOT_KNOWN, TRACES_NOTE)
+        "move": (_NOT_KNOWN, state.note)
         if report.attempt.is_from_traces
         else (state.text, state.note.partition("; ")[0]),
         "fit": _say_fit(report),
@@ -173,9 +173,10 @@ def _say_trust(report: Report, state: RunState) -> tuple[str, str]:
     diagnosis = report.diagnosis
     error = None if diagnosis is None else known(diagnosis.replay_error_ratio)
     notes += [] if error is None else [f"replay {form.ratio(error)} off"]
-    notes.append(f"{form.count(health.num_dropped)} lost")
+    num_dropped = known(health.num_dropped)
+    notes += [] if num_dropped is None else [f"{form.count(num_dropped)} lost"]
     if health.is_complete:
         return "Complete", " · ".join(notes)
     is_going = state.kind in (StateKind.LIVE, StateKind.STUCK, StateKind.OPEN)
-    is_damaged = bool(health.errors or health.problems or health.num_dropped)
+    is_damaged = bool(health.errors or health.problems or num_dropped)
     return "Complete so far" if is_going and not is_damaged else "Not complete", " · ".join(notes)

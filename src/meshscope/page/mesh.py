@@ -21,7 +21,7 @@ class MeshRank:
     host: str | Unavailable
     num_peers: int
     """Other ranks whose work it is compared with."""
-    state: RankState
+    state: RankState | Unavailable
     num_steps: int
 
 

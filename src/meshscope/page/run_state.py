@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshscope.analyze.rank.not_in_traces import NO_END
 from meshscope.analyze.rank.rank_summary import ON_PURPOSE
 from meshscope.hang.hang import Hang
 from meshscope.report import format as form
 from meshscope.report.sections.hang_words import make_sentence
 from meshscope.store.read.run import Attempt
-
-TRACES_NOTE = "traces do not say how the job went on"
 
 
 class StateKind(StrEnum):
@@ -21,6 +20,8 @@ class StateKind(StrEnum):
     LIVE = "live"
     OPEN = "open"
     """No end was written: still going on, or killed; nobody looked."""
+    TRACES = "traces"
+    """Made of a profiler's traces, which do not say how the job ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class RunState:
 def describe_state(attempt: Attempt, hang: Hang | None) -> RunState:
     """By what ranks wrote, and by `hang` where somebody looked. A trace says nothing of the end."""
     if attempt.is_from_traces:
-        return RunState(kind=StateKind.FINISHED, text="Traces", note=TRACES_NOTE)
+        return RunState(kind=StateKind.TRACES, text="Traces", note=NO_END)
     num_ranks, world = len(attempt.ranks), attempt.world_size
     ended = [rank for rank in attempt if rank.closing is not None]
     raised = {rank.rank: rank.exception for rank in attempt if rank.exception is not None}

@@ -162,7 +162,7 @@ def describe_traces(run: ServedRun) -> RunRow:
     blank = _refuse(run, "")
     return replace(
         blank,
-        state=str(StateKind.FINISHED),
+        state=str(StateKind.TRACES),
         state_text=f"Traces: {plural(len(files), 'file')}",
         problem=None,
         started_unix_ns=max(map(change_time_ns, files), default=None),

@@ -47,6 +47,7 @@ _STATE_TONES = {
     StateKind.FAILED: "bad",
     StateKind.STUCK: "bad",
     StateKind.OPEN: "not known",
+    StateKind.TRACES: "not known",
 }
 _MIN_VERDICT_STEPS = 5
 _MAX_WIDE_RANKS = 16

@@ -63,7 +63,7 @@ def test_the_host_is_full_when_all_its_ranks_together_are(tmp_path):
 def test_without_a_limit_there_is_no_forecast(tmp_path):
     memory = analyze(tmp_path / "run", rss=leak_on(0))
     assert forecast_host(memory, "node0", 50 * MS) == Unavailable(
-        "the recording does not say how much memory there is"
+        "how much memory there is was not recorded"
     )
 
 

@@ -5,6 +5,7 @@ import re
 
 from click.testing import CliRunner
 
+from meshscope.analyze.rank.not_in_traces import NO_COST, NO_DROPPED, NO_END
 from meshscope.cli import main
 from strange_traces import plain
 from trace_builders import write_traces
@@ -45,3 +46,31 @@ def test_ranks_have_a_trace_and_are_not_said_to_have_finished(tmp_path):
     done = CliRunner().invoke(main, ["report", str(tmp_path / "traces"), "--section", "run"])
     assert "3 of 4 have a trace" in done.output
     assert "finished" not in done.output
+
+
+def test_how_ranks_ended_is_not_known(tmp_path):
+    write_traces(tmp_path / "traces", num_ranks=2, num_steps=4)
+    page = make_page(tmp_path / "traces")
+    assert page["meta"]["state"]["kind"] == "traces"
+    reason = {"unavailable": NO_END}
+    assert [rank["state"] for rank in page["ranks"]] == [reason, reason]
+    assert [rank["state"] for rank in page["report"]["ranks"]] == [reason, reason]
+
+
+def test_nothing_is_said_of_a_recorder(tmp_path):
+    write_traces(tmp_path / "traces", num_ranks=2, num_steps=4)
+    health = make_page(tmp_path / "traces")["report"]["health"]
+    for name in ("overhead", "opening_cost_ns", "sampling_cost_ns"):
+        assert health[name] == {"unavailable": NO_COST}
+    assert health["num_dropped"] == {"unavailable": NO_DROPPED}
+    assert health["is_complete"]
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "traces"), "--all"])
+    assert "The traces themselves" in done.output
+    assert "recorder" not in done.output
+    assert "RSS" not in done.output
+
+
+def test_the_device_is_named(tmp_path):
+    write_traces(tmp_path / "traces", num_ranks=2, num_steps=4)
+    page = make_page(tmp_path / "traces")
+    assert page["report"]["run"]["device_name"] == "NVIDIA H100 80GB HBM3"

@@ -100,7 +100,7 @@ def test_what_a_minimal_header_leaves_out_is_unknown(
     assert isinstance(report.study.ranks[0].last_record_unix_ns, Unavailable)
     assert isinstance(report.facts.git_revision, Unavailable)
     assert "n/a: no rank's journal has a start" in text
-    assert "n/a: no rank's journal says" in text  # the hosts
+    assert "n/a: no rank names its host" in text  # the hosts
     why = "no rank wrote its closing line" if closing is None else "no rank's closing line says"
     assert report.study.health.opening_cost_ns == Unavailable(why)
 

@@ -38,7 +38,7 @@ def test_every_run_is_a_row_and_what_cannot_be_read_says_why(served: Served) -> 
 
 def test_a_folder_of_traces_is_a_row_and_opens_like_a_run(served: Served) -> None:
     row = served.rows()["profiled"]
-    assert (row["state"], row["num_steps"]) == ("finished", None)  # not read for the list
+    assert (row["state"], row["num_steps"]) == ("traces", None)  # not read for the list
     files = sorted((served.folder / "profiled").glob("*trace*.json*"))
     assert row["num_ranks"] == len(files) > 1
     page = served.get("profiled", "page").json()

@@ -7,7 +7,7 @@ import type { PackedMatrix } from "./matrix";
 import type { Curve, Report, StepSpans } from "./report";
 
 export interface RunState {
-  readonly kind: "finished" | "failed" | "stuck" | "live" | "open";
+  readonly kind: "finished" | "failed" | "stuck" | "live" | "open" | "traces";
   readonly text: string;
   readonly note: string;
 }
@@ -47,7 +47,7 @@ export interface MeshRank {
   readonly label: Known<string>;
   readonly host: Known<string>;
   readonly num_peers: number;
-  readonly state: string;
+  readonly state: Known<string>;
   readonly num_steps: number;
 }
 

@@ -214,7 +214,7 @@ export interface RankFacts {
   readonly label: Known<string>;
   readonly host: Known<string>;
   readonly num_steps: number;
-  readonly state: string;
+  readonly state: Known<string>;
   readonly step_time: Known<StepTimes>;
   readonly peak_rss_bytes: Known<number>;
   readonly peak_device_bytes: Known<number>;
@@ -292,7 +292,7 @@ export interface Report {
   readonly hardware: Known<unknown>;
   readonly prediction?: Known<Prediction>;
   readonly health: Known<{
-    readonly errors: readonly unknown[]; readonly notes: readonly unknown[]; readonly num_dropped: number;
+    readonly errors: readonly unknown[]; readonly notes: readonly unknown[]; readonly num_dropped: Known<number>;
     readonly missing_ranks: readonly (RankRange | number)[]; readonly short_ranks: readonly unknown[];
     readonly unfinished_ranks: readonly unknown[]; readonly is_complete: boolean; readonly num_missing_ranks: number;
     readonly problems: readonly unknown[];

@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { base } from "../data/http";
-import { isKnown, list, reasonOf } from "../data/known";
+import { isKnown, list, num, reasonOf } from "../data/known";
 import { StateIcon } from "../parts/icons";
 import { live } from "../state/live";
 import type { Run } from "../state/run";
@@ -118,8 +118,9 @@ function Banners({ run }: { run: Run }) {
   const world = isKnown(report.run.world_size) ? report.run.world_size : report.run.num_ranks;
   const isPartial = world > report.run.num_ranks;
   const missing = list(health?.problems).find((problem) => kindOfProblem(problem) === "missing-rank");
-  if (isPartial) found.push(`Every number is of ${report.run.num_ranks} of ${plural(world, "rank")}${missing ? `; ${wordsOf(missing)}` : ": the others were not recorded"}.`);
-  if (health && health.num_dropped > 0) found.push(`${plural(health.num_dropped, "record")} were lost.`);
+  if (isPartial) found.push(`Every number is of ${report.run.num_ranks} of ${plural(world, "rank")}${missing ? `; ${wordsOf(missing)}` : run.page.meta.is_from_traces ? ": the others have no trace" : ": the others were not recorded"}.`);
+  const dropped = num(health?.num_dropped) ?? 0;
+  if (dropped > 0) found.push(`${plural(dropped, "record")} were lost.`);
   const others = list(health?.problems).filter((problem) => !isPartial || problem !== missing);
   for (const problem of others.slice(0, 3)) found.push(wordsOf(problem));
   if (report.steps.num_steps < 5) found.push(`Only ${plural(report.steps.num_steps, "step")} can be judged: what is said of steps rests on little.`);

@@ -39,7 +39,7 @@ let isStale = false;
 
 export function followRun(source: Source): void {
   const isHere = run.peek()?.page.meta.state?.kind;
-  if (!source.isLive || isHere === "finished" || isHere === "failed") return;
+  if (!source.isLive || isHere === "finished" || isHere === "failed" || isHere === "traces") return;
   const timer = setInterval(() => (clock.value = Date.now()), 1000);
   source.follow((event) => {
     hear(event, source);

@@ -78,7 +78,7 @@ export function MemoryView({ run, span }: { run: Run; span: readonly [number, nu
       {!overview && <Coarse summary={summary} reason={reasonOf(profile)} />}
       {curves.length > 0
         ? <div class="columns">{curves.slice(0, 4).map((one) => <CurveChart key={one.key} curve={one} title={`${clean(one.key.replace("_bytes", "").replaceAll("_", " "), 24).replace("rss", "resident")}, ${clean(one.source, 40)}`} height={84} show={size} range={run.stepRange} isFromZero />)}</div>
-        : <p class="dim">Memory over steps was not sampled.</p>}
+        : <p class="dim">Memory over steps is not known: <Words text={reasonOf(report.memory, "it was not sampled")} />.</p>}
     </Card>
   );
 }
@@ -91,7 +91,8 @@ function Coarse({ summary, reason }: { summary: readonly MemoryRank[]; reason: s
   const parts = fullest?.parts_bytes;
   const why = <p class="note">By category (gradients, optimizer state, activations, …) it is not known: <Words text={reason} />.</p>;
   if (!fullest || !parts) return why;
-  const rest = isOnDevice ? "gradients, optimizer state, whatever else the program keeps" : "code, libraries, gradients, optimizer state, whatever else the process keeps";
+  const uncounted = parts.parameters ? "" : "parameters, ";
+  const rest = `${uncounted}gradients, optimizer state, ${isOnDevice ? "whatever else the program keeps" : "code, libraries, whatever else the process keeps"}`;
   const rows: readonly (readonly [string, number, string, string])[] = [
     ["Trained parameters", parts.parameters, "counted", "var(--m-parameters)"],
     [`The rest of what was there at the end of step ${fullest.first_step}`, parts.other_at_start, rest, "var(--m-optimizer)"],

@@ -95,7 +95,7 @@ function columnsFor(run: Run): readonly Column[] {
     { key: "rank", label: "rank", unit: "", suffix: "" },
     ...(run.axes.length ? ["dp", "tp", "pp", "cp", "ep"].filter((axis) => run.axes.includes(axis)).map((axis) => ({ key: axis, label: axis, unit: "", suffix: "" })) : []),
     { key: "host", label: "host", unit: "text", suffix: "" },
-    { key: "state", label: "state", unit: "text", suffix: "" },
+    ...(run.page.ranks.some((one) => isKnown(one.state)) ? [{ key: "state", label: "state", unit: "text", suffix: "" }] : []),
     { key: "steps", label: "steps", unit: "", suffix: "" },
     { key: "step", label: "step, median", unit: "ns", suffix: "_ns" },
     ...METRICS.filter(([key]) => has(key)).map(([key, label]) => ({ key, label, unit: "ns", suffix: "_ns" })),
@@ -110,7 +110,7 @@ function rowsFor(run: Run): readonly RankRow[] {
   return run.page.ranks.map((one) => {
     const fact = facts.get(one.rank);
     const values: Record<string, Cell> = {
-      rank: one.rank, host: isKnown(one.host) ? one.host : null, state: one.state, steps: one.num_steps,
+      rank: one.rank, host: isKnown(one.host) ? one.host : null, state: isKnown(one.state) ? one.state : null, steps: one.num_steps,
       step: fact && isKnown(fact.step_time) ? fact.step_time.median_ns : null,
       memory: fact ? (num(fact.peak_device_bytes) ?? num(fact.peak_rss_bytes) ?? null) : null,
     };

@@ -49,11 +49,12 @@ function rowsOf(run: Run): readonly Row[] {
   const communication = isKnown(report.communication) ? report.communication : null;
   const rows: Row[] = [];
   const world = num(report.run.world_size) ?? report.run.num_ranks;
+  const isTraces = run.page.meta.is_from_traces;
   const finished = run.page.ranks.filter((rank) => rank.state === "finished").length;
   const problems = list(health?.problems);
   rows.push({
-    name: "Ranks", state: world > report.run.num_ranks ? "bad" : finished < report.run.num_ranks || problems.length ? "attention" : "ok",
-    text: `${report.run.num_ranks} of ${world} ${run.page.meta.is_from_traces ? "have a trace" : `recorded, ${finished} finished`}, ${plural(problems.length, "problem")} in files${problems.length ? `: ${problems.slice(0, 2).map(wordsOf).join("; ")}` : ""}`,
+    name: "Ranks", state: world > report.run.num_ranks ? "bad" : (!isTraces && finished < report.run.num_ranks) || problems.length ? "attention" : "ok",
+    text: `${report.run.num_ranks} of ${world} ${isTraces ? "have a trace" : `recorded, ${finished} finished`}, ${plural(problems.length, "problem")} in files${problems.length ? `: ${problems.slice(0, 2).map(wordsOf).join("; ")}` : ""}`,
   });
   rows.push(clocksOf(communication?.clocks ?? null, report.run.hosts.length));
   if (communication) {
@@ -67,7 +68,7 @@ function rowsOf(run: Run): readonly Row[] {
   const error = diagnosis?.replay_error_ratio;
   rows.push({ name: "Replay", state: isKnown(error) ? (Math.abs(error) > 0.1 ? "attention" : "ok") : "unknown", text: isKnown(error) ? `reproduces the clock to ${ratio(Math.abs(error))}` : reasonOf(error, "no finding was priced by replay") });
   const overhead = health?.overhead;
-  rows.push({ name: "Recorder", state: isKnown(overhead) ? (overhead.median_ratio > 0.02 ? "attention" : "ok") : "unknown", text: isKnown(overhead) ? `costs ${duration(overhead.median_ns)} a step (${ratio(overhead.median_ratio)}), p95 ${ratio(overhead.p95_ratio)}` : reasonOf(overhead) });
+  rows.push({ name: isTraces ? "Profiler" : "Recorder", state: isKnown(overhead) ? (overhead.median_ratio > 0.02 ? "attention" : "ok") : "unknown", text: isKnown(overhead) ? `costs ${duration(overhead.median_ns)} a step (${ratio(overhead.median_ratio)}), p95 ${ratio(overhead.p95_ratio)}` : reasonOf(overhead) });
   rows.push({ name: "Device time", state: isKnown(report.hardware) || run.page.timelines.some((one) => one.on_device.some(Boolean)) ? "ok" : "unknown", text: run.page.timelines.some((one) => one.on_device.some(Boolean)) ? "spans are of the device's streams" : isKnown(report.hardware) ? "devices were watched" : reasonOf(report.hardware) });
   const mfu = isKnown(report.budget) ? report.budget.mfu : null;
   rows.push({ name: "FLOPs, MFU", state: isKnown(mfu) ? "ok" : "unknown", text: isKnown(mfu) ? `MFU ${ratio(typeof mfu === "number" ? mfu : mfu.ratio)}` : reasonOf(mfu, "not counted") });
@@ -75,7 +76,9 @@ function rowsOf(run: Run): readonly Row[] {
   const reasons = new Map<string, number>();
   for (const gap of gaps) reasons.set(gap.reason, (reasons.get(gap.reason) ?? 0) + gap.last_step - gap.first_step + 1);
   rows.push({ name: "Left out", state: "ok", text: reasons.size ? [...reasons].map(([reason, steps]) => `${plural(steps, "step")}: ${reason}`).join("; ") : "no step" });
-  rows.push({ name: "Lost", state: health && health.num_dropped > 0 ? "bad" : health ? "ok" : "unknown", text: health ? `${plural(health.num_dropped, "record")} dropped${list(health.errors).length ? `; ${plural(health.errors.length, "error")} of the recorder` : ""}` : reasonOf(report.health) });
+  const dropped = num(health?.num_dropped);
+  const errors = list(health?.errors).length;
+  rows.push({ name: "Lost", state: dropped === undefined ? "unknown" : dropped > 0 ? "bad" : "ok", text: dropped === undefined ? reasonOf(health ? health.num_dropped : report.health) : `${plural(dropped, "record")} dropped${errors ? `; ${plural(errors, "error")} of the recorder` : ""}` });
   return rows;
 }
 

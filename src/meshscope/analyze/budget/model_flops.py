@@ -23,7 +23,7 @@ from meshscope.core.hardware import find_peak, normalise_dtype
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
-from meshscope.store.read.run import TRACE_SOURCE, Attempt
+from meshscope.store.read.run import Attempt
 
 JsonFields = Mapping[str, object]
 
@@ -103,7 +103,7 @@ def _find_rank_flops(
     """The model's FLOPs of a step, those with recomputation, and where they come from."""
     if given.flops_per_step is not None:
         return given.flops_per_step / num_ranks, Unavailable(_NO_RECOMPUTATION), _GIVEN
-    if not said and recording.header.get("source") == TRACE_SOURCE:
+    if not said and recording.is_from_trace:
         raise Missing("traces do not contain a model's FLOPs; give them with --flops-per-step")
     if not said:
         raise Missing(

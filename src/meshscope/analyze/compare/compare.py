@@ -18,6 +18,7 @@ import numpy as np
 from meshscope.analyze.compare.compare_budget import BudgetChange, compare_budgets
 from meshscope.analyze.compare.compare_loss import LossComparison, Tolerance, compare_loss
 from meshscope.analyze.compare.compare_provenance import Difference, diff_provenance
+from meshscope.analyze.rank.not_in_traces import NOT_SAMPLED
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.signals import read_scalars
 from meshscope.analyze.rank.steps import JobSteps, count_warmup
@@ -176,7 +177,7 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> _Side:
         if longest[1] > 0
         else Unavailable("no step finished"),
         tokens_per_s=rate if isinstance(rate, Unavailable) else _finite(rate.tokens_per_s),
-        peak_rss_bytes=_or_reason(peaks["rss_bytes"], "memory was not sampled"),
+        peak_rss_bytes=_or_reason(peaks["rss_bytes"], NOT_SAMPLED),
         peak_device_bytes=_or_reason(peaks["peak_allocated_bytes"], "no accelerator was in use"),
     )
 

@@ -278,7 +278,7 @@ def _describe(
     is_timed = is_known and method is not ClockMethod.WALL_CLOCK
     model = fit.model
     return Clock(
-        host=own.host or Unavailable("the rank's journal does not say"),
+        host=own.host or Unavailable("no rank on this clock names its host"),
         ranks=own.ranks,
         method=method,
         offset_ns=model.base_ns[index] + round(float(model.offset[index])) if is_known else none,

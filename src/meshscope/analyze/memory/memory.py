@@ -21,6 +21,7 @@ import numpy as np
 from meshscope.analyze.memory.retry_cost import RetryCost, measure_retry_cost
 from meshscope.analyze.rank.caught_errors import as_int
 from meshscope.analyze.rank.compilations import read_compilations
+from meshscope.analyze.rank.not_in_traces import NOT_SAMPLED, explain_no_memory
 from meshscope.analyze.rank.parameters import read_parameter_bytes
 from meshscope.analyze.timeline.peers import group_peers
 from meshscope.core.unavailable import Unavailable, known
@@ -32,9 +33,8 @@ from meshscope.store.read.run import Attempt
 
 _MIN_RISE_BYTES = 16 << 20
 """Less over all samples is no leak, however steady: allocators creep."""
-_NO_SAMPLE = "memory was not sampled"
 _NO_DEVICE = "no accelerator was in use"
-_NO_LIMIT = "the recording does not say how much memory there is"
+_NO_LIMIT = "how much memory there is was not recorded"
 
 
 class Place(StrEnum):
@@ -176,7 +176,7 @@ def analyze_memory(attempt: Attempt) -> JobMemory | Unavailable:
         if len(samples["step"]):
             found += _measure_rank(recording, samples, num_tests)
     if not found:
-        return Unavailable(_NO_SAMPLE)
+        return explain_no_memory(next(iter(attempt)))
     return JobMemory(ranks=tuple(found), skews=_find_skews(attempt, found))
 
 
@@ -282,7 +282,7 @@ def _measure_allocator(
         step=int(step[at]),
         allocated_bytes=max(int(allocated), 0),
         reserved_bytes=int(reserved[at]),
-        inactive_split_bytes=int(split[in_step[-1]]) if len(in_step) else Unavailable(_NO_SAMPLE),
+        inactive_split_bytes=int(split[in_step[-1]]) if len(in_step) else Unavailable(NOT_SAMPLED),
         unused_at_peak_bytes=max(0, highest - max(peak_allocated, int(allocated), 0)),
         peak_reserved_bytes=highest,
         growth=_measure_hollowing(samples, num_tests),

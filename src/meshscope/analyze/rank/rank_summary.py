@@ -20,6 +20,12 @@ from meshscope.analyze.rank.device import (
     split_device_time,
 )
 from meshscope.analyze.rank.lost_records import PHASE_TABLES, mark_incomplete
+from meshscope.analyze.rank.not_in_traces import (
+    NO_END,
+    NO_HOST,
+    explain_no_memory,
+    explain_no_resident,
+)
 from meshscope.analyze.rank.overhead import OverheadSamples, sample_overhead
 from meshscope.analyze.rank.phases import (
     PhaseTable,
@@ -102,7 +108,7 @@ class RankSummary:
     """Highest sampled resident set; a peak between two samples is not seen."""
     peak_device_bytes: int | Unavailable
     """Highest allocation on the device, from the allocator's own peak."""
-    state: RankState
+    state: RankState | Unavailable
     last_record_unix_ns: int | Unavailable
     """Wall clock of the rank's host at the last thing recorded, or at its closing line."""
     open_phase: str | None
@@ -233,8 +239,8 @@ def summarize_rank(
         device=device,
         tokens=pick_rank_tokens(rates),
         signals=find_signals(recording, scalars),
-        peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
-        peak_device_bytes=_peak(memory, "peak_allocated_bytes", NO_ACCELERATOR),
+        peak_rss_bytes=_peak(memory, "rss_bytes", explain_no_resident(recording)),
+        peak_device_bytes=_peak(memory, "peak_allocated_bytes", _explain_no_peak(recording)),
         state=_find_state(recording),
         last_record_unix_ns=to_unix(recording, recorded_ns[1]),
         open_phase=_find_open_phase(recording, spans),
@@ -251,7 +257,9 @@ def summarize_rank(
     )
 
 
-def _find_state(recording: Recording) -> RankState:
+def _find_state(recording: Recording) -> RankState | Unavailable:
+    if recording.is_from_trace:
+        return Unavailable(NO_END)
     exception = recording.exception
     if exception is not None and not exception.startswith(ON_PURPOSE):
         return RankState.FAILED
@@ -306,9 +314,18 @@ def _find_open_phase(recording: Recording, spans: Columns) -> str | None:
 
 def _host_of(recording: Recording) -> str | Unavailable:
     host = recording.header.get("host")
-    return host if isinstance(host, str) else Unavailable("the rank's journal does not say")
+    if isinstance(host, str):
+        return host
+    return Unavailable(NO_HOST if recording.is_from_trace else "the rank's journal does not say")
 
 
-def _peak(memory: Columns, name: str, reason: str) -> int | Unavailable:
+def _explain_no_peak(recording: Recording) -> Unavailable:
+    """Why nothing is known of the device's memory."""
+    if recording.is_from_trace and recording.has_table("device_spans"):
+        return explain_no_memory(recording)
+    return Unavailable(NO_ACCELERATOR)
+
+
+def _peak(memory: Columns, name: str, reason: Unavailable) -> int | Unavailable:
     highest = int(int64_column(memory, name).max(initial=-1))
-    return highest if highest >= 0 else Unavailable(reason)
+    return highest if highest >= 0 else reason

@@ -237,6 +237,7 @@ class RecordingDamaged(Rule):
             lost = sum(problem.num_records or 0 for problem in problems)
             records = f", {plural(lost, 'record')} lost" if lost else ""
             limit = _describe_limit(context.study.attempt)
+            num_dropped = known(health.num_dropped) or 0
             yield Finding(
                 code=self.code,
                 title="part of the recording is lost",
@@ -248,13 +249,9 @@ class RecordingDamaged(Rule):
                 evidence=(
                     Evidence(name="unreadable parts", value=len(problems)),
                     Evidence(name="records lost", value=lost),
-                    Evidence(name="records dropped for lack of space", value=health.num_dropped),
+                    Evidence(name="records dropped for lack of space", value=num_dropped),
                 ),
-                change=_RAISE_LIMIT
-                if limit
-                else _FREE_SPACE
-                if health.num_dropped
-                else _COPY_AGAIN,
+                change=_RAISE_LIMIT if limit else _FREE_SPACE if num_dropped else _COPY_AGAIN,
                 gain=_NO_TIME_LOST,
             )
         if health.num_errors:

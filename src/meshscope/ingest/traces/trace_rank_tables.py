@@ -18,10 +18,12 @@ from meshscope.ingest.traces.trace_recording import (
     DeviceWork,
     TraceRecording,
 )
+from meshscope.ingest.traces.trace_step_memory import StepMemory
+from meshscope.ingest.traces.trace_steps import TraceSteps
 from meshscope.store.read.arrays import Int64s, find_true
 from meshscope.store.read.columns import Columns, Problem, ProblemKind
 from meshscope.store.read.memory import MemoryRecording, make_columns
-from meshscope.store.read.run import TRACE_SOURCE
+from meshscope.store.read.recording import TRACE_SOURCE
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
@@ -87,6 +89,8 @@ class RankTables:
             "layout": layout.to_dict() if isinstance(layout, Layout) else None,
             "layout_source": layout_source if isinstance(layout, Layout) else None,
             "traces": [one.source for one in recordings[:100]],
+            "device_name": next((one.device_name for one in recordings if one.device_name), None),
+            "has_host_memory": any(one.has_host_memory for one in recordings),
         }
         self._rows: dict[str, list[_Rows]] = {}
         self._groups: dict[str, Group] = {}
@@ -100,6 +104,8 @@ class RankTables:
             self._add_steps(recording)
             if recording.work is not None:
                 self._add_work(recording, recording.work)
+            if recording.memory is not None:
+                self._add_memory(recording.steps, recording.memory)
             if own:
                 self._add_operations(recording, own)
         if self._recordings[0].is_on_wall_clock:
@@ -170,6 +176,18 @@ class RankTables:
             start_host_mono_ns=phases.begin_ns[row] + self._shift_ns,
             duration_ns=np.where(is_copy, np.minimum(length, 1), length),
             self_ns=np.where(is_copy, 0, length),
+        )
+
+    def _add_memory(self, steps: TraceSteps, memory: StepMemory) -> None:
+        self._add(
+            "memory",
+            step=steps.number[memory.place],
+            time_host_mono_ns=steps.end_ns[memory.place] + self._shift_ns,
+            rss_bytes=MISSING,
+            allocated_bytes=memory.allocated_bytes,
+            reserved_bytes=memory.reserved_bytes,
+            peak_allocated_bytes=memory.peak_allocated_bytes,
+            peak_reserved_bytes=memory.peak_reserved_bytes,
         )
 
     def _add_work(self, recording: TraceRecording, work: DeviceWork) -> None:

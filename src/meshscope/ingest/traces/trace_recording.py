@@ -34,6 +34,7 @@ from meshscope.ingest.traces.trace_phases import (
     take_as_one_step,
 )
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
+from meshscope.ingest.traces.trace_step_memory import StepMemory, has_host_memory, sample_steps
 from meshscope.ingest.traces.trace_steps import (
     BEFORE_TRACE,
     Places,
@@ -140,6 +141,10 @@ class TraceRecording:
     as a phase of its own."""
     other_devices: tuple[int, ...]
     """Devices of the trace that are not looked at: a rank has one."""
+    memory: StepMemory | None
+    """Of the device; None where the trace has none."""
+    has_host_memory: bool
+    """Whether the trace has memory of the host's allocator."""
 
 
 def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None) -> TraceRecording:
@@ -165,6 +170,8 @@ def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None)
         num_outside=look.num_outside,
         earlier_ns=look.earlier_ns,
         other_devices=look.other_devices,
+        memory=sample_steps(trace.memory, steps, look.device) if look.device >= 0 else None,
+        has_host_memory=has_host_memory(trace.memory),
     )
 
 

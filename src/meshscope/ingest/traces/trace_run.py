@@ -23,7 +23,8 @@ from meshscope.ingest.traces.trace_recording import (
     TraceRecording,
 )
 from meshscope.ingest.traces.trace_steps import StepSource
-from meshscope.store.read.run import TRACE_SOURCE, Run, group_attempts
+from meshscope.store.read.recording import TRACE_SOURCE
+from meshscope.store.read.run import Run, group_attempts
 
 MAX_SPANS = 60_000
 """Device spans of all ranks together; beyond, short gaps are not kept apart from work."""

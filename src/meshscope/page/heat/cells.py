@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.communication.last_arrivers import sum_costs_by_step
+from meshscope.analyze.rank.not_in_traces import explain_no_memory
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.peer_work import sum_compared
 from meshscope.analyze.timeline.pieces import PieceKind
@@ -277,7 +278,7 @@ def read_memory(study: Study, column: str) -> Cells:
             ranks.append(recording.rank)
             parts.append((step[is_known], value[is_known]))
     if not ranks:
-        raise Missing("memory was not sampled")
+        raise Missing(explain_no_memory(next(iter(study.attempt))))
     steps = np.unique(np.concatenate([step for step, _ in parts]))
     table = np.full((len(ranks), len(steps)), np.nan)
     for row, (step, sizes) in zip(table, parts, strict=True):

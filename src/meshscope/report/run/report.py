@@ -228,7 +228,7 @@ def _describe_run(report: Report) -> RunFacts:
         git_revision=_text_field(git, "revision", str(git.get("reason", "not recorded"))),
         is_git_dirty=is_dirty if isinstance(is_dirty, bool) else None,
         torch_version=_text_field(torch, "version", "not recorded"),
-        device_name=_name_device(torch),
+        device_name=find_device(attempt),
     )
 
 
@@ -239,6 +239,10 @@ def _find_provenance(attempt: "Attempt") -> "JsonFields":
 
 def find_device(attempt: "Attempt") -> str | Unavailable:
     """The name of a rank's accelerator."""
+    if attempt.is_from_traces:
+        names = (rank.header.get("device_name") for rank in attempt)
+        found = (name for name in names if isinstance(name, str))
+        return next(found, Unavailable("no trace names a device"))
     return _name_device(_fields(_find_provenance(attempt).get("torch")))
 
 

@@ -68,6 +68,9 @@ MAX_JOURNAL_BYTES = 64 << 20
 _NUM_LOOKS = 3
 """How often a table is read whose files are being replaced."""
 
+TRACE_SOURCE = "torch.profiler"
+"""What the header of a rank that was made of traces names as its source."""
+
 JsonFields = Mapping[str, object]
 
 
@@ -96,6 +99,11 @@ class Recording(ABC):
     """Read only what lies in these windows of the rank's clock, of tables that have times."""
     kept: dict[str, Columns] | None = field(default=None, repr=False, compare=False)
     """Whole tables that were read; None: they are not kept. See `run.keep_tables`."""
+
+    @property
+    def is_from_trace(self) -> bool:
+        """Whether it was made of a profiler's traces rather than recorded."""
+        return self.header.get("source") == TRACE_SOURCE
 
     @property
     def launch_key(self) -> tuple[str, int]:

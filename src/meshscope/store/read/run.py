@@ -44,8 +44,6 @@ _RANK_DIR = re.compile(r"rank([0-9]{5,12})")
 _ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
 
 _HOW_TO_DECLARE = "pass layout=… or `meshscope run --layout`"
-TRACE_SOURCE = "torch.profiler"
-"""What the headers of a run that was made of traces name as its source."""
 MAX_WORLD_SIZE = 1 << 20
 """Ranks a run can have; a header or a folder that claims more is not believed."""
 _MAX_KEPT_ROWS = 500_000
@@ -75,7 +73,7 @@ class Attempt:
     @property
     def is_from_traces(self) -> bool:
         """Whether it was made of a profiler's traces rather than recorded."""
-        return any(recording.header.get("source") == TRACE_SOURCE for recording in self)
+        return any(recording.is_from_trace for recording in self)
 
     def choose_warmup(self, asked: int | None) -> int | None:
         """First steps to leave out; None leaves the choice to statistics. A profiler warms up by
@@ -397,7 +395,7 @@ def _agreed_layout(ranks: dict[int, Recording], world_size: int) -> Layout | Una
             if layout is not None:
                 found[_layout_text(layout)] = layout
     if not found:
-        is_traced = any(one.header.get("source") == TRACE_SOURCE for one in ranks.values())
+        is_traced = any(one.is_from_trace for one in ranks.values())
         how = "use `meshscope import --layout`" if is_traced else _HOW_TO_DECLARE
         return Unavailable(f"no layout was declared or found; {how}")
     if len(found) > 1:

@@ -119,8 +119,8 @@ def _describe_incompleteness(report: Report) -> str:
         parts.append(f"{form.plural(len(health.unfinished_ranks), 'rank')} without an end")
     if health.short_ranks:
         parts.append(f"{form.name_ranks(health.short_ranks)} with fewer steps")
-    if health.num_dropped:
-        parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
+    if num_dropped := known(health.num_dropped):
+        parts.append(f"{form.plural(num_dropped, 'record')} lost")
     shared = {p.rank for p in health.problems if p.kind is ProblemKind.DUPLICATE_RANK}
     if shared:
         parts.append(
@@ -140,7 +140,7 @@ def show_run(report: Report, detail: Detail) -> Section:
         ("Run", form.clean_path(facts.path) + attempt),
         ("Recorded", f"{started} · {form.duration(facts.longest_wall_ns)}"),
         ("Ranks", _describe_ranks(report, detail)),
-        ("Hosts", _describe_hosts(report) or "n/a: no rank's journal says"),
+        ("Hosts", _describe_hosts(report) or "n/a: no rank names its host"),
         ("Layout", _describe_layout(report)),
     ]
     program = _describe_program(report, detail)

@@ -38,8 +38,13 @@ def show_memory(report: Report, detail: Detail) -> Section | None:
         parts.append(Line(f"{hidden} not shown (--all-ranks)", Tone.QUIET))
     if sum(size > 0 for size in rows[0].parts_bytes.values()) > 1:
         parts.append(Line(_describe_parts(rows[0])))
-    parts.append(Line("what it was used for: meshscope memory, after run --profiling", Tone.QUIET))
-    note = "read at the ends of steps; on a device the allocator's own peak"
+    if report.attempt.is_from_traces:
+        more = "moment by moment, and outside of steps: meshscope trace FILE"
+        note = "from [memory] events, in steps"
+    else:
+        more = "what it was used for: meshscope memory, after run --profiling"
+        note = "read at the ends of steps; on a device the allocator's own peak"
+    parts.append(Line(more, Tone.QUIET))
     return Section(key="memory", title="Memory", note=note, parts=tuple(parts))
 
 

@@ -22,6 +22,7 @@ from meshscope.report.sections.run.steps import name_left_out
 
 MAX_ROWS = 16
 """Ranks shown by default."""
+_UNFINISHED = (RankState.OPEN, RankState.FAILED)
 _MAX_OPEN_ROWS = 4
 """Unfinished ranks whose last position is shown."""
 MAX_PHASES = 3
@@ -89,7 +90,7 @@ def show_ranks(report: Report, detail: Detail) -> Section:
     if num_hidden:
         hidden = form.plural(num_hidden, "rank")
         parts.append(Line(f"{hidden} not shown (--all-ranks)", Tone.QUIET))
-    unfinished = [rank for rank in report.study.ranks if rank.state is not RankState.FINISHED]
+    unfinished = [rank for rank in report.study.ranks if rank.state in _UNFINISHED]
     parts += [Line(_describe_end(rank), Tone.NOTICE) for rank in unfinished[:_MAX_OPEN_ROWS]]
     if len(unfinished) > _MAX_OPEN_ROWS:
         more = form.plural(len(unfinished) - _MAX_OPEN_ROWS, "more rank")
@@ -134,8 +135,11 @@ def _make_columns(ranks: Sequence[RankSummary], report: Report) -> tuple[Column,
         _make_step_column("median", "median_ns", ranks, 90),
         _make_step_column("mean", "mean_ns", ranks, 26),
         *_make_phase_columns(ranks, report),
-        make_column("RSS", ranks, lambda r: form.or_dash(r.peak_rss_bytes, form.memory), 45),
     ]
+    if not report.attempt.is_from_traces:
+        columns.append(
+            make_column("RSS", ranks, lambda r: form.or_dash(r.peak_rss_bytes, form.memory), 45)
+        )
     if any(known(rank.peak_device_bytes) is not None for rank in ranks):
         columns.append(
             make_column(
@@ -143,7 +147,10 @@ def _make_columns(ranks: Sequence[RankSummary], report: Report) -> tuple[Column,
             )
         )
     columns.append(make_column("last", ranks, lambda r: form.or_dash(r.last_step, str), 15))
-    columns.append(make_column("state", ranks, _describe_state, 65, is_right=False))
+    if any(map(_describe_state, ranks)):
+        columns.append(
+            make_column("state", ranks, lambda r: _describe_state(r) or "n/a", 65, is_right=False)
+        )
     return tuple(columns)
 
 
@@ -172,7 +179,10 @@ def _make_phase_columns(ranks: Sequence[RankSummary], report: Report) -> list[Co
 
 
 def _describe_state(rank: RankSummary) -> str:
-    parts = [OPEN if rank.state is RankState.OPEN else str(rank.state)]
+    """How it ended, and what is wrong with it; empty where a trace says neither."""
+    parts = []
+    if (state := known(rank.state)) is not None:
+        parts.append(OPEN if state is RankState.OPEN else str(state))
     if rank.num_errors:
         parts.append(form.plural(rank.num_errors, "error"))
     if rank.num_problems:

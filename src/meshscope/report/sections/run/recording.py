@@ -1,7 +1,8 @@
-"""The recording itself: what it cost, what it lost, what is damaged."""
+"""The recording itself, or the traces: what it cost, what it lost, what is damaged."""
 
 from pathlib import Path
 
+from meshscope.analyze.health import RecordingHealth
 from meshscope.analyze.rank.overhead import Overhead
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
@@ -17,13 +18,15 @@ MAX_PROBLEMS = 12
 
 def show_recording(report: Report, detail: Detail) -> Section:
     health = report.study.health
+    if report.attempt.is_from_traces:
+        return _show_trace_notes(health)
     opening = form.or_reason(health.opening_cost_ns, lambda ns: f"{form.duration(ns)}, once")
     facts = [
         ("Own cost", form.or_reason(health.overhead, lambda cost: _describe_cost(cost, report))),
         ("Opening", opening),
         *_list_sampling(health.sampling_cost_ns),
         ("Errors", _describe_errors(report)),
-        ("Lost records", form.count(health.num_dropped) if health.num_dropped else "none"),
+        ("Lost records", form.or_reason(health.num_dropped, _describe_dropped)),
     ]
     if health.num_pauses:
         times = form.plural(health.num_pauses, "time")
@@ -31,11 +34,29 @@ def show_recording(report: Report, detail: Detail) -> Section:
     if health.num_device_steps_given_up:
         given_up = form.plural(health.num_device_steps_given_up, "step")
         facts.append(("Device", f"marks of {given_up} were never reached and given up"))
-    facts += [
+    facts += _list_notes(health)
+    return Section(key="recording", title="The recording itself", parts=(make_facts(facts),))
+
+
+def _show_trace_notes(health: RecordingHealth) -> Section:
+    """Nothing was recorded: what the profiler cost and dropped is not in its traces."""
+    facts = [
+        ("Cost", form.or_reason(health.overhead, str)),
+        ("Lost events", form.or_reason(health.num_dropped, form.count)),
+        *_list_notes(health),
+    ]
+    return Section(key="recording", title="The traces themselves", parts=(make_facts(facts),))
+
+
+def _describe_dropped(num_dropped: int) -> str:
+    return form.count(num_dropped) if num_dropped else "none"
+
+
+def _list_notes(health: RecordingHealth) -> list[tuple[str, str]]:
+    return [
         ("Note", f"{form.clean_text(note.text)} ({form.name_ranks(note.ranks)})")
         for note in health.notes[:MAX_NOTES]
     ]
-    return Section(key="recording", title="The recording itself", parts=(make_facts(facts),))
 
 
 def _list_sampling(cost_ns: int | Unavailable) -> list[tuple[str, str]]:
