@@ -4,8 +4,8 @@ An operation is modelled if it was found on all ranks, if its members all arrive
 of the timeline, and if its dependencies are known. For each row of a modelled operation, `own_ns` =
 its end minus the later of its readiness and the moment at which its group was free for it (a
 group's operations queue). An end that is only a bound (the program asked late, or its wait returned
-at once) is replaced by ready plus the median `own_ns` of exact ends of the same kind, group and
-size, but not after the program asked.
+at once) is replaced by ready plus the median `own_ns` of exact ends of the same kind, link (a
+group; for messages two ranks) and size, but not after the program asked.
 
 A transfer below 0 is a clock error and counts as 0; `Fidelity` then shows it.
 """
@@ -16,7 +16,12 @@ import numpy as np
 
 from meshscope.analyze.job.arrivals import EVERYONE, FROM_ROOT, TO_ROOT, find_holders
 from meshscope.analyze.job.job import Job
-from meshscope.analyze.job.operations import OperationRows
+from meshscope.analyze.job.operations import (
+    OperationRows,
+    Operations,
+    code_pairs,
+    number_values,
+)
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind
 from meshscope.simulate.rank_events import find_equal, number_windows
@@ -71,7 +76,7 @@ def find_operation_times(
     before = _find_queue(communication, is_modelled, is_bound)
     free = np.where(before >= 0, end[before], _NEVER)
     own = np.maximum(end - np.maximum(ready, free), 0)
-    typical = _find_typical(rows, own, is_modelled & ~is_bound)
+    typical = _find_typical(communication.operations, own, is_modelled & ~is_bound)
     guess = np.minimum(ready + typical, np.maximum(np.minimum(asked_ns, end), ready))
     end = np.where(is_bound, guess, end)
     return OperationTimes(
@@ -221,17 +226,31 @@ def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
     return moved
 
 
-def _find_typical(rows: OperationRows, own: Int64s, is_exact: Bools) -> Int64s:
-    """Median of the exact rows of the same kind, group and size; 0 if there is none."""
+def _find_typical(operations: Operations, own: Int64s, is_exact: Bools) -> Int64s:
+    """Median of the exact rows of the same kind, link and size; of the group's for messages over a
+    link that has none; 0 if there is none either."""
+    rows = operations.rows
     kind = np.where(rows.kind == Kind.SEND, int(Kind.RECV), rows.kind)  # both sides are alike
-    sizes, size = np.unique(rows.size_bytes, return_inverse=True)
-    key = (rows.group.astype(np.int64) + 1) * len(Kind) + kind
-    _, index = np.unique(key * max(1, len(sizes)) + size, return_inverse=True)
-    typical = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
-    picked = np.flatnonzero(is_exact)
-    order = picked[np.lexsort((own[picked], index[picked]))]
-    if len(order):
-        groups, first, count = np.unique(index[order], return_index=True, return_counts=True)
-        typical[groups] = own[order[first + count // 2]]
-    found: Int64s = typical[index]
-    return found
+    _, size = number_values(rows.size_bytes)
+    _, alike = number_values((rows.group.astype(np.int64) + 1) * len(Kind) + kind)
+    _, of_group = number_values(alike * (int(size.max(initial=0)) + 1) + size)
+    # Messages of one group go over as many links as pairs of its ranks: each has its own pace.
+    pair = code_pairs(rows.rank, rows.peer, operations.world_size)
+    pairs, pair = number_values(np.where(_is_kind(rows, POINT_TO_POINT), pair, NONE))
+    _, link = number_values(of_group * len(pairs) + pair)
+    usual, count = _find_medians(own, link, is_exact)
+    usual_of_group, _ = _find_medians(own, of_group, is_exact)
+    return np.where(count > 0, usual, usual_of_group)
+
+
+def _find_medians(values: Int64s, cell: Int64s, is_counted: Bools) -> tuple[Int64s, Int64s]:
+    """[row]: the upper median of what is counted in its cell, 0 if nothing is; and how many."""
+    num_cells = int(cell.max(initial=-1)) + 1
+    middle = np.zeros(num_cells, dtype=np.int64)
+    picked = np.flatnonzero(is_counted)
+    order = picked[np.lexsort((values[picked], cell[picked]))]
+    count = np.bincount(cell[order], minlength=num_cells)
+    has_any = np.flatnonzero(count)
+    first = np.cumsum(count) - count
+    middle[has_any] = values[order[(first + count // 2)[has_any]]]
+    return middle[cell], count[cell]

@@ -275,6 +275,44 @@ def test_sends_whose_end_only_a_late_wait_shows_hold_nobody_up(tmp_path):
     assert gain.saved_ns == pytest.approx(run.step_ns - half.step_ns, abs=10_000)
 
 
+def test_an_end_that_is_not_known_is_guessed_by_its_own_link(tmp_path):
+    """Most messages of the pipeline's group go over a slow link; those of ranks 0 and 1 do not."""
+
+    def make(slow_ns: int) -> ProgramRun:
+        fast_ns, part = MS // 5, MS // 10  # no two calls at one moment: it is their key
+        lines = {
+            0: [
+                *(work("forward", 2 * MS), post(1), work("forward", part)),
+                *(receive(1, fast_ns), settle(1)),
+            ],
+            1: [
+                *(receive(0, fast_ns), work("forward", 2 * MS)),
+                *(post(2), work("forward", part), post(2), work("forward", part)),
+                *(receive(2, slow_ns), receive(2, slow_ns), settle(2), settle(2)),
+                *(work("backward", 3 * MS), post(0), work("backward", MS), settle(0)),
+            ],
+            2: [
+                *(receive(1, slow_ns), receive(1, slow_ns), work("backward", 4 * MS)),
+                *(post(1), work("backward", part), post(1), work("backward", part)),
+                *(settle(1), settle(1)),
+            ],
+        }
+        return ProgramRun(
+            lambda rank, step: [*lines[rank], work("backward", 3 * MS), reduce((0, 1, 2), MS)],
+            num_ranks=3,
+            layout=Layout(pp=3),
+        )
+
+    slow, even = make(30 * MS), make(MS // 5)
+    replay = replay_of(slow, tmp_path)
+    communication = replay.timeline.communication
+    assert communication is not None
+    rows, transfer_ns = communication.operations.rows, communication.row_times.transfer_ns
+    is_slow = np.isin(rows.rank, (1, 2)) & np.isin(rows.peer, (1, 2))
+    edit = Edit(name="as others", transfer_ns=np.where(is_slow, MS // 5, transfer_ns))
+    assert price(replay, edit).saved_ns == pytest.approx(slow.step_ns - even.step_ns, abs=10_000)
+
+
 def test_from_5_percent_error_on_nothing_is_answered(tmp_path):
     replay = replay_of(ddp({}), tmp_path)
     far_off = dataclasses.replace(replay.fidelity, error_ratio=0.05)

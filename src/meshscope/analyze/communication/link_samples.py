@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.job.job import Job
-from meshscope.analyze.job.operations import find_rows, number_values
+from meshscope.analyze.job.operations import code_pairs, find_rows, number_values
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Layout
 from meshscope.core.operations import POINT_TO_POINT, Kind, size_bucket
@@ -142,9 +142,8 @@ def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[
     operations, matches = communication.operations, communication.matches
     rows = operations.rows
     row = matches.member[matches.first[match]]
-    rank, peer = rows.rank[row].astype(np.int64), rows.peer[row]
     world = operations.world_size
-    pair = np.minimum(rank, peer) * world + np.maximum(rank, peer)
+    pair = code_pairs(rows.rank[row], rows.peer[row], world)
     is_pair = np.isin(rows.kind[row], [int(kind) for kind in POINT_TO_POINT])
     group = matches.group[match].astype(np.int64)
     code = np.where(is_pair, (group + 1) * world * world + pair, -group - 1)

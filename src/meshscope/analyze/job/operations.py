@@ -496,6 +496,12 @@ def slice_runs(values: Int32s) -> list[tuple[int, slice]]:
     return [(int(values[start]), slice(start, end)) for start, end in zip(first, last, strict=True)]
 
 
+def code_pairs(rank: Int32s, peer: Int64s, world_size: int) -> Int64s:
+    """One number for two ranks, whichever of them sends; `divmod` by `world_size` has them back."""
+    one = rank.astype(np.int64)
+    return np.minimum(one, peer) * world_size + np.maximum(one, peer)
+
+
 def number_values(values: Int64s) -> tuple[Int64s, Int64s]:
     """The distinct values in ascending order, and the index of each entry among them.
 
