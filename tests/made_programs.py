@@ -61,6 +61,11 @@ def post(peer: int) -> Instruction:
     return ("post", peer, 0)
 
 
+def call(peer: int, ns: int) -> Instruction:
+    """Posts a send that is waited for later; the call alone takes so long, whatever the peer does."""
+    return ("call", peer, ns)
+
+
 def settle(peer: int) -> Instruction:
     """Waits for the oldest open send to the peer: it is over already, but only this shows it."""
     return ("settle", peer, 0)
@@ -123,6 +128,8 @@ class ProgramRun:
         self.ends: dict[int, list[int]] = {rank: [] for rank in range(num_ranks)}
         self.work: list[tuple[int, str, int, int]] = []
         self.calls: list[tuple[int, int, str, object, int, int, int]] = []
+        self.slow_calls: dict[tuple[int, int], int] = {}
+        """How long calls took that return before what they start is over, by rank and moment."""
         self.lost: list[tuple] = []
         """Calls of which no record is left."""
         self._play()
@@ -163,9 +170,12 @@ class ProgramRun:
             self.sent.setdefault((rank, what), []).append(now)
             self.calls.append((rank, step, "send", what, now, now, now + 1000))
             return True
-        if verb == "post":
+        if verb in ("post", "call"):
             self.sent.setdefault((rank, what), []).append(now)
             self.posted.setdefault((rank, what), []).append(now)
+            if ns:
+                self.slow_calls[rank, now] = ns
+            clock[rank] = now + ns
             return True
         if verb == "settle":
             self.calls.append(
@@ -279,6 +289,9 @@ class ProgramRun:
                 step=step,
             )
         )
+        if (rank, arrived) in self.slow_calls:
+            took_ns = self.slow_calls[rank, arrived]
+            job.wait(rank, job.local_ns(rank, arrived), arrived, took_ns, step=step)
         if verb in ("wait", "settle"):
             job.wait(rank, job.local_ns(rank, arrived), asked, max(0, end - asked), step=step)
 
@@ -314,6 +327,7 @@ def replay_of(run: ProgramRun, path: Path) -> Replay:
 __all__ = [
     "MS",
     "ProgramRun",
+    "call",
     "ddp",
     "hand",
     "post",

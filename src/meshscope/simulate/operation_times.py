@@ -54,6 +54,9 @@ class OperationTimes:
     """The row whose end frees the group for this one; -1."""
     end_ns: Int64s
     """On the reference clock, with bounds replaced."""
+    seen_ns: Int64s
+    """When the rank can have known that it was over. The host saw it where its wait returned, which
+    no earlier hold-up can have waited for; a device's stream may have gone on before a bound."""
     own_ns: Int64s
     """At least 0."""
 
@@ -88,6 +91,7 @@ def find_operation_times(
         other=other,
         before=np.where(is_bound, NONE, before),
         end_ns=end,
+        seen_ns=np.where(rows.has_flag(OperationFlag.DEVICE), end, communication.times.end_ns),
         own_ns=np.where(is_bound, end - ready, own),
     )
 

@@ -174,8 +174,8 @@ class _Assembly:
     def _add_resumptions(self, operations: OperationTimes, end: Int64s) -> None:
         events = self.events
         resume = np.flatnonzero(events.kind == EventKind.RESUME)
-        # A hold-up that ended before the operation had another cause.
-        resume = resume[operations.end_ns[events.row[resume]] <= events.time_ns[resume]]
+        # A hold-up that ended before the operation had another cause: that of a slow call.
+        resume = resume[operations.seen_ns[events.row[resume]] <= events.time_ns[resume]]
         row = events.row[resume]
         over = operations.end_ns[row]
         self.source_ns[resume] = over

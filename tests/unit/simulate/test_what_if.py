@@ -12,6 +12,7 @@ from builders import lose_table, table_path
 from made_programs import (
     MS,
     ProgramRun,
+    call,
     ddp,
     hand,
     post,
@@ -310,6 +311,28 @@ def test_an_end_that_is_not_known_is_guessed_by_its_own_link(tmp_path):
     rows, transfer_ns = communication.operations.rows, communication.row_times.transfer_ns
     is_slow = np.isin(rows.rank, (1, 2)) & np.isin(rows.peer, (1, 2))
     edit = Edit(name="as others", transfer_ns=np.where(is_slow, MS // 5, transfer_ns))
+    assert price(replay, edit).saved_ns == pytest.approx(slow.step_ns - even.step_ns, abs=10_000)
+
+
+def test_a_slow_call_waits_for_nobody(tmp_path):
+    """Rank 1 is there when rank 0 calls; with a fast rank 0 it is not, and the calls go on."""
+
+    def make(forward_ns: int) -> ProgramRun:
+        ahead = [line for _ in range(4) for line in (work("forward", forward_ns), call(1, MS // 5))]
+        behind = [line for _ in range(4) for line in (receive(0, MS // 10), work("data", 4 * MS))]
+        lines = (
+            [*ahead, work("backward", 20 * MS), receive(1, MS // 10), *[settle(1)] * 4],
+            [*behind, post(0), work("data", MS), settle(0)],
+        )
+        return ProgramRun(
+            lambda rank, step: [*lines[rank], reduce((0, 1), MS)],
+            num_ranks=2,
+            layout=Layout(pp=2),
+        )
+
+    slow, even = make(8 * MS), make(MS)
+    replay = replay_of(slow, tmp_path)
+    edit = scale_work(replay.timeline, factor=1 / 8, phases=["forward"])
     assert price(replay, edit).saved_ns == pytest.approx(slow.step_ns - even.step_ns, abs=10_000)
 
 
