@@ -189,6 +189,7 @@ class Job:
         size_bytes: int = 4096,
         tag: int = 0,
         step: int = -1,
+        end_source: EndSource = EndSource.WAIT,
     ) -> None:
         """A send and its recv: it arrives `latency_ns` after both have been called."""
         arrived_ns = max(sent_ns, asked_ns) + latency_ns
@@ -200,6 +201,7 @@ class Job:
                 continue
             words = operation_words(
                 kind=kind,
+                end_source=end_source,
                 group_id=group,
                 sequence=self.next_sequence(group, rank, peer, kind, tag),
                 peer=peer,

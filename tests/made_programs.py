@@ -62,7 +62,7 @@ def post(peer: int) -> Instruction:
 
 
 def call(peer: int, ns: int) -> Instruction:
-    """Posts a send that is waited for later; the call alone takes so long, whatever the peer does."""
+    """Posts a send that is waited for later; the call alone takes so long, whoever is there."""
     return ("call", peer, ns)
 
 

@@ -54,7 +54,9 @@ class LinkTimes:
     link: Link
     link_class: LinkClass
     match: Int64s
-    """Indices in `Matches`."""
+    """Indices in `Matches`, of those whose time is known."""
+    every_match: Int64s
+    """Of all in the kept steps, whether or not their time is known."""
     step: Int64s
     """Indices in `Timeline.steps`."""
     time_ns: Int64s
@@ -92,6 +94,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
     cuts = np.flatnonzero(np.diff(key[order])) + 1
     found = []
     for part in np.split(order, cuts):
+        every_match, part = match[part], part[time_ns[part] < _NEVER]
         if len(part) < _MIN_OPERATIONS:
             continue
         own = links[int(link[part[0]])]
@@ -106,6 +109,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
                     is_across_hosts=own.is_across_hosts,
                 ),
                 match=match[part],
+                every_match=every_match,
                 step=step[part],
                 time_ns=time_ns[part],
                 size_bytes=float(np.median(size[part])),
@@ -115,7 +119,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
 
 
 def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, Int64s, Int64s]:
-    """Operations of kept steps with known transfer: index, step and time."""
+    """Operations of kept steps: index, step and time of the transfer, `_NEVER` if not known."""
     matches, rows = communication.matches, communication.operations.rows
     member, row_times = matches.member, communication.row_times
     is_known = rows.has_exact_end[member] & row_times.is_split[member]
@@ -125,7 +129,7 @@ def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, In
     step = find_rows(timeline.steps, rows.step[member[matches.first]].astype(np.int64))
     is_sized = _known_sizes(communication) >= 0
     is_sized |= rows.kind[member[matches.first]] == Kind.BARRIER
-    match = np.flatnonzero((time_ns < _NEVER) & (step >= 0) & matches.is_usable & is_sized)
+    match = np.flatnonzero((step >= 0) & matches.is_usable & is_sized)
     return match, step[match], np.maximum(time_ns[match], 0)
 
 

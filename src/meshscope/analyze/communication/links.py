@@ -253,7 +253,7 @@ def shorten_transfers(timeline: Timeline, slow: SlowLink) -> Int64s:
     transfer = row_times.transfer_ns.copy()
     for part in slow.parts:
         of_match = np.zeros(len(matches), dtype=np.bool_)
-        of_match[part.times.match] = True
+        of_match[part.times.every_match] = True
         row = matches.member[of_match[matches.of_member]]
         queued = row_times.queued_ns[row]
         own = row_times.transfer_ns[row] - queued
