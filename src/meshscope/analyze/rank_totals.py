@@ -1,12 +1,13 @@
 """All ranks of one attempt, merged: what each pass over a rank's tables gave, in order of rank."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshscope.analyze.rank.not_in_traces import NO_COST
 from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
+from meshscope.analyze.rank.phases import StepTimes
 from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.steps import JobSteps, JobStepSummary, summarize_job_steps
 from meshscope.analyze.rank.throughput import RankRates, stepping_ns
@@ -68,8 +69,7 @@ def merge_ranks(
         rates[rank] = result.rates
         overhead.append(result.overhead)
         longest = max(longest, (steps.num_finished, stepping_ns(steps)))
-        if steps.num_overlapping:
-            problems.append(_describe_overlap(rank, steps.num_overlapping))
+        problems += _describe_left_out(rank, steps)
     steps_of_job = summarize_job_steps(
         durations,
         intervals,
@@ -100,6 +100,14 @@ def _keep_first_logged(own: RankParts, before: Sequence[RankParts]) -> RankParts
     return own if is_first else replace(own, logged=before[-1].logged)
 
 
-def _describe_overlap(rank: int, num_steps: int) -> Problem:
-    text = f"{num_steps} step(s) overlap an earlier one in time and are left out"
-    return Problem(kind=ProblemKind.DAMAGED, rank=rank, text=text)
+def _describe_left_out(rank: int, steps: StepTimes) -> Iterator[Problem]:
+    """Steps of a rank that have no place on its time line."""
+    if steps.num_overlapping:
+        text = (
+            f"{steps.num_overlapping} step(s) of rank {rank} overlap an earlier one in time and "
+            "are left out, as where two threads train at once"
+        )
+        yield Problem(kind=ProblemKind.OVERLAPPING_STEPS, rank=rank, text=text)
+    if steps.num_reversed:
+        text = f"{steps.num_reversed} step(s) end before they start and are left out"
+        yield Problem(kind=ProblemKind.DAMAGED, rank=rank, text=text)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from builders import MS, START_MONO_NS, make_writer, put_span, put_step
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.study import Study
+from meshscope.store.read.columns import ProblemKind
 from meshscope.store.read.run import open_run
 
 T0 = START_MONO_NS
@@ -136,8 +137,22 @@ def test_steps_that_overlap_an_earlier_one_are_left_out_and_reported(tmp_path):
 
     summary = summarize(tmp_path)
     assert summary.ranks[0].num_steps == 2
-    assert "1 step(s) overlap" in summary.health.problems[0].text
+    (problem,) = summary.health.problems
+    assert problem.kind is ProblemKind.OVERLAPPING_STEPS
+    assert "1 step(s) of rank 0 overlap" in problem.text
+    assert summary.ranks[0].num_problems == 1
     assert summary.ranks[0].time.steps.wall_ns == 300
+
+
+def test_a_step_that_ends_before_it_starts_is_damage():
+    columns = {
+        "step": np.array([0, 1, 2, 3]),
+        "start_host_mono_ns": np.array([100, 200, 300, 350]),
+        "end_host_mono_ns": np.array([200, 150, 400, 450]),
+    }
+    steps = order_steps(columns)
+    assert steps.step.tolist() == [0, 2]
+    assert (steps.num_overlapping, steps.num_reversed) == (1, 1)
 
 
 def test_steps_numbered_backwards_are_still_cut_in_order_of_time():

@@ -180,6 +180,17 @@ def find_unused_pid() -> int:
 # --- the others ---------------------------------------------------------------------------------
 
 
+def test_steps_of_two_threads_at_once_are_no_damage(tmp_path):
+    writer = make_writer(tmp_path, 0, 1)
+    for step in range(8):
+        begin_ns = START_MONO_NS + step * MS
+        put_step(writer, step, begin_ns, begin_ns + 3 * MS // 2)
+    writer.close(end_host_mono_ns=START_MONO_NS + 10**9)
+    (found,) = find("HE003", tmp_path)
+    assert (found.title, found.severity) == ("steps of rank 0 overlap in time", Severity.LOW)
+    assert "4 step(s) of rank 0" in found.summary
+
+
 def test_a_sound_recording_is_silent(tmp_path):
     make_run(tmp_path, layout=Layout(dp=2), num_steps=40)
     for code in ("HE002", "HE003", "HE004", "HE005", "HE006", "HE007", "HE008"):

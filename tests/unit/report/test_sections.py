@@ -145,6 +145,16 @@ def test_an_incomplete_recording_is_said_first(tmp_path):
     )
 
 
+def test_steps_at_one_time_are_not_called_damage(tmp_path):
+    writer = make_writer(tmp_path, 0, 1)
+    for step in range(8):
+        begin_ns = START_MONO_NS + step * MS
+        put_step(writer, step, begin_ns, begin_ns + 3 * MS // 2)
+    writer.close(end_host_mono_ns=START_MONO_NS + 8 * MS)
+    lines = render_report(report_of(tmp_path), Screen()).splitlines()
+    assert lines[1] == "! The recording is not complete: rank 0 with steps that overlap in time."
+
+
 def test_a_clue_stands_under_the_first_line(tmp_path):
     make_run(tmp_path, layout=Layout(dp=4), num_steps=30, faults=Faults(slow={2: 1.5}))
     lines = render_report(report_of(tmp_path), Screen(width=200)).splitlines()

@@ -50,7 +50,9 @@ class StepTimes:
     """Host monotonic clock of the rank."""
     end_ns: Int64s
     num_overlapping: int
-    """Steps left out because they start before an earlier one ended, or end before they start."""
+    """Steps left out because they start before an earlier one ended."""
+    num_reversed: int = 0
+    """Steps left out because they end before they start, which is damage."""
 
     @property
     def duration_ns(self) -> Int64s:
@@ -149,8 +151,9 @@ def order_steps(columns: Columns) -> StepTimes:
     order = np.lexsort((end, start))
     kept: list[int] = []
     last_end = -(1 << 63)
+    order = order[start[order] <= end[order]]
     for row in order.tolist():
-        if last_end <= start[row] <= end[row]:
+        if last_end <= start[row]:
             kept.append(row)
             last_end = int(end[row])
     rows = np.array(kept, dtype=np.int64)
@@ -158,7 +161,8 @@ def order_steps(columns: Columns) -> StepTimes:
         step=step[rows],
         start_ns=start[rows],
         end_ns=end[rows],
-        num_overlapping=len(step) - len(rows),
+        num_overlapping=len(order) - len(rows),
+        num_reversed=len(step) - len(order),
     )
 
 

@@ -245,7 +245,9 @@ def summarize_rank(
         last_record_unix_ns=to_unix(recording, recorded_ns[1]),
         open_phase=_find_open_phase(recording, spans),
         num_errors=sum(found.count for found in list_errors(recording)),
-        num_problems=len(recording.problems) + bool(steps.num_overlapping),
+        num_problems=len(recording.problems)
+        + bool(steps.num_overlapping)
+        + bool(steps.num_reversed),
     )
     return RankResult(
         summary=summary,

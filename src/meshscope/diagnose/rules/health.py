@@ -58,6 +58,7 @@ _REPORTED_ELSEWHERE = frozenset(
         ProblemKind.SHORT_RANK,
         ProblemKind.TORN_TAIL,
         ProblemKind.DUPLICATE_RANK,
+        ProblemKind.OVERLAPPING_STEPS,
     )
 )
 _SERIOUS = frozenset((ProblemKind.DROPPED, ProblemKind.UNREADABLE))
@@ -223,11 +224,15 @@ class RecordingDamaged(Rule):
     severities = (Severity.LOW, Severity.MEDIUM)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One for all damage, one for all errors, one for processes that are one rank."""
+        """One for all damage, one for all errors, one for processes that are one rank, one for
+        steps at one time."""
         health = context.study.health
         duplicates = [p for p in health.problems if p.kind is ProblemKind.DUPLICATE_RANK]
         if duplicates:
             yield self._describe_duplicates(context, duplicates)
+        overlaps = [p for p in health.problems if p.kind is ProblemKind.OVERLAPPING_STEPS]
+        if overlaps:
+            yield self._describe_overlaps(overlaps)
         problems = [
             problem for problem in health.problems if problem.kind not in _REPORTED_ELSEWHERE
         ]
@@ -267,6 +272,21 @@ class RecordingDamaged(Rule):
                 change="Report the message; training was not affected.",
                 gain=_NO_TIME_LOST,
             )
+
+    def _describe_overlaps(self, problems: list[Problem]) -> Finding:
+        ranks = tuple(sorted({p.rank for p in problems if p.rank is not None}))
+        return Finding(
+            code=self.code,
+            title=f"steps of {name_ranks(ranks)} overlap in time",
+            severity=Severity.LOW,
+            summary=f"{capitalize(problems[0].text)}. Nothing is damaged: a rank's time line has "
+            "room for one step at a time.",
+            ranks=ranks,
+            evidence=(Evidence(name="ranks with overlapping steps", value=len(ranks)),),
+            change="Give each thread that trains a process and a RANK of its own, or mark the "
+            "steps of one of them only.",
+            gain=_NO_TIME_LOST,
+        )
 
     def _describe_duplicates(self, context: Context, problems: list[Problem]) -> Finding:
         """A program that starts workers itself, without ranks, is meant to be so: no more than

@@ -53,6 +53,8 @@ class ProblemKind(StrEnum):
     SHORT_RANK = "short-rank"
     DUPLICATE_RANK = "duplicate-rank"
     MISPLACED = "misplaced"
+    OVERLAPPING_STEPS = "overlapping-steps"
+    """Steps of one rank at one time: nothing is damaged, but a time line has room for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

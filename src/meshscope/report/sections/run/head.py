@@ -21,6 +21,7 @@ _NAMED_KINDS = (
     ProblemKind.SHORT_RANK,
     ProblemKind.DROPPED,
     ProblemKind.DUPLICATE_RANK,
+    ProblemKind.OVERLAPPING_STEPS,
 )
 """Problems with a separate clause."""
 
@@ -126,6 +127,10 @@ def _describe_incompleteness(report: Report) -> str:
         parts.append(
             f"several processes were {form.name_ranks(tuple(r for r in shared if r is not None))}"
         )
+    overlapping = {p.rank for p in health.problems if p.kind is ProblemKind.OVERLAPPING_STEPS}
+    if overlapping:
+        who = form.name_ranks(tuple(sorted(r for r in overlapping if r is not None)))
+        parts.append(f"{who} with steps that overlap in time")
     others = sum(problem.kind not in _NAMED_KINDS for problem in health.problems)
     if others:
         parts.append(f"{form.plural(others, 'damaged or unreadable part')}")
