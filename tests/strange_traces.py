@@ -746,7 +746,7 @@ def a_rank_is_missing(folder: Path) -> Path:
     return folder / "r"
 
 
-@case((LOOP, LOOP), says=("2 traces say that they are of rank 0",), is_one_run=False)
+@case((LOOP, LOOP), says=("2 traces name rank 0",), is_one_run=False)
 def two_traces_of_one_rank(folder: Path) -> Path:
     """Somebody copied a file: what the second is must be said."""
     put(folder / "r", document(loop()), "a.json")

@@ -46,7 +46,9 @@ def write_comparison(
         out.line(f"n/a: {form.clean_text(comparison.reason)}")
         return
     _write_clocks(out, comparison, num_rows)
-    alone = f"{form.count(comparison.num_unmatched)} kernels or calls have no partner elsewhere"
+    num_alone = comparison.num_unmatched
+    have = "kernel or call has" if num_alone == 1 else "kernels or calls have"
+    alone = f"{form.count(num_alone)} {have} no partner on another rank"
     if isinstance(comparison.clocks, Unavailable):
         if comparison.num_unmatched:
             out.line(alone)
@@ -59,8 +61,8 @@ def write_comparison(
         )
     if comparison.num_undecided:
         out.line(
-            f"in {form.plural(comparison.num_undecided, 'operation')} nobody is known to be last: "
-            "arrivals are closer together than the clocks are known"
+            f"in {form.plural(comparison.num_undecided, 'operation')} the last rank is not known: "
+            "they arrived closer together than the clocks' error"
         )
     _write_exposed(out, comparison, num_rows)
 
@@ -78,7 +80,7 @@ def _write_clocks(out: ScreenWriter, comparison: "RankComparison", num_rows: int
     more = f", and {left} more" if left > 0 else ""
     out.facts([("Clocks", Text(f"against rank {clocks[0].rank}: {offsets}{more}"))])
     if comparison.unaligned:
-        out.line(f"not aligned: {form.name_ranks(comparison.unaligned)}: too few in common")
+        out.line(f"not aligned: {form.name_ranks(comparison.unaligned)}: too few common operations")
 
 
 def _write_exposed(out: ScreenWriter, comparison: "RankComparison", num_rows: int) -> None:

@@ -124,10 +124,15 @@ def write_rates(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None
     out.blank()
     ratio = form.or_dash(coverage.ratio, form.ratio)
     launched = form.or_dash(coverage.launched_ratio, form.ratio)
-    at_peak = form.or_reason(coverage.roofline_ratio, form.ratio)
+    roofline = coverage.roofline_ratio
+    at_peak = (
+        f"no share of the roofline: {form.clean_text(roofline.reason)}"
+        if isinstance(roofline, Unavailable)
+        else f"that part runs at {form.ratio(roofline)} of the roofline"
+    )
     out.line(
-        f"Roofline: {ratio} of compute and copies can be counted from shapes, {launched} of what "
-        f"operators in the trace launched; that runs at {at_peak} of the roofline"
+        f"Roofline: shapes give the cost of {ratio} of compute and copies, and of {launched} of "
+        f"what operators in the trace launched; {at_peak}"
     )
     out.table(
         [

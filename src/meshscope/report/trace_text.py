@@ -135,12 +135,12 @@ def _write_memory(out: ScreenWriter, summary: TraceSummary) -> None:
         return
     out.blank()
     for use in summary.memory[:MAX_DEVICES]:
-        where = "host" if use.device_type == "cpu" else f"{use.device_type} {use.device}"
-        step = "" if use.peak_step is None else f" in step {use.peak_step}"
+        where = "the host" if use.device_type == "cpu" else f"{use.device_type} {use.device}"
+        step = "" if use.peak_step is None else f", in step {use.peak_step}"
         reserved = (
             ""
             if isinstance(use.peak_reserved_bytes, Unavailable) or not use.peak_reserved_bytes
-            else f" of {form.memory(use.peak_reserved_bytes)} reserved"
+            else f"; at most {form.memory(use.peak_reserved_bytes)} reserved"
         )
         out.line(
             f"Memory of {where}: at most {form.memory(use.peak_bytes)} allocated{step}{reserved}; "
@@ -173,7 +173,7 @@ def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None
     host = summary.host
     out.section("Host", f"no device in this trace · {form.duration(host.total_ns)}")
     if not host.total_ns:
-        out.line("n/a: no operator and no annotation in it, as torch.profiler would write them")
+        out.line("n/a: the trace has no operator and no annotation as torch.profiler writes them")
         return
     time = host.time
     parts = [
@@ -181,7 +181,7 @@ def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None
         ("exposed communication", time.exposed_ns, f"of {form.duration(time.communication_ns)}"),
         ("data loading", time.loading_ns, ""),
         ("optimizer", time.optimizer_ns, ""),
-        ("other", time.other_ns, "Python, and what was not recorded"),
+        ("other", time.other_ns, "Python, and work that was not recorded"),
     ]
     _write_parts(out, parts, time.total_ns)
     steps = host.steps[:NUM_STEPS]
@@ -355,9 +355,9 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
         text = f"n/a: {found.reason}"
     else:
         text = (
-            f"{form.count(found.num_launches)} of kernels, copies and fills by "
-            f"{form.plural(found.num_calls, 'call')}; from call to begin "
-            f"{form.duration(found.median_delay_ns)} (p5 {form.duration(found.p5_delay_ns)}, "
+            f"{form.plural(found.num_calls, 'call')} launched {form.count(found.num_launches)} "
+            f"kernels, copies and fills; from call to start {form.duration(found.median_delay_ns)} "
+            f"(median; p5 {form.duration(found.p5_delay_ns)}, "
             f"p95 {form.duration(found.p95_delay_ns)})"
         )
     out.blank()
@@ -366,17 +366,17 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
         facts.append(
             (
                 "Queue",
-                f"{form.count(found.median_depth)} launched and waiting, median over time "
-                f"(p5 {form.count(found.p5_depth)}, at most {form.count(found.max_depth)}); "
-                f"none {form.ratio(found.empty_ratio)} of the time",
+                f"{form.count(found.median_depth)} launched and waiting (median over time; "
+                f"p5 {form.count(found.p5_depth)}, at most {form.count(found.max_depth)}); "
+                f"empty {form.ratio(found.empty_ratio)} of the time",
             )
         )
         facts.append(
             (
                 "Short",
                 f"{form.ratio(found.short_ratio)} of them take at most "
-                f"{form.duration(SHORT_NS)}, {form.ratio(found.short_time_ratio)} of device time; "
-                f"median {form.duration(found.median_duration_ns)}",
+                f"{form.duration(SHORT_NS)}: {form.ratio(found.short_time_ratio)} of device time; "
+                f"median length {form.duration(found.median_duration_ns)}",
             )
         )
         if found.num_graph_kernels:
@@ -384,9 +384,9 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
                 (
                     "CUDA graphs",
                     f"{form.ratio(found.graph_time_ratio)} of device time, "
-                    f"{form.count(found.num_graph_kernels)} kernels, copies and fills, is replayed "
-                    f"from graphs by {form.plural(found.num_graph_launches, 'call')}; their "
-                    "operators are not in the trace",
+                    f"{form.count(found.num_graph_kernels)} kernels, copies and fills: replayed "
+                    f"from graphs by {form.plural(found.num_graph_launches, 'call')}; the trace "
+                    "does not have their operators",
                 )
             )
     out.facts(facts)

@@ -111,5 +111,5 @@ def test_work_that_was_launched_and_not_recorded_is_no_work_of_the_hosts(tmp_pat
 def test_of_ranks_without_a_trace_it_is_not_said_whom_one_waited_for(tmp_path):
     summary = make_communicating(tmp_path)
     verdict = judge(summary, OthersPart(wait_ns=0, late_rank=None, unmatched_ns=300_000))
-    assert "traces of all ranks tell" in verdict.advice
+    assert "takes the traces of all ranks" in verdict.advice
     assert "transfer" not in verdict.advice

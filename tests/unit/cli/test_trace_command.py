@@ -291,7 +291,7 @@ def test_events_that_are_not_the_profilers_are_said_to_be_none(tmp_path):
     path.write_text(json.dumps({"traceEvents": events}))
     result = invoke(path)
     assert result.exit_code == 0
-    assert "n/a: no operator and no annotation in it" in result.output
+    assert "n/a: the trace has no operator and no annotation" in result.output
     report = CliRunner().invoke(main, ["report", str(path)])
     assert report.exit_code == 3
     assert "nothing to make a run of" in report.output

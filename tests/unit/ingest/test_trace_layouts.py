@@ -270,3 +270,18 @@ def test_times_that_do_not_fit_are_loud(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(events), encoding="utf-8")
     (warning,) = read_trace(tmp_path / "t.json").warnings
     assert warning.startswith("2 events")
+
+
+def test_a_key_with_escapes_is_a_reason_why_an_event_is_left_out(tmp_path: Path) -> None:
+    """The compiled scanner compares keys as they are written, and the warning says so."""
+    text = json.dumps({"traceEvents": [{"ph": "X", "name": "f", "pid": 1, "tid": 1, "ts": 1,
+                                        "dur": 2}] * 3})  # fmt: skip
+    path = tmp_path / "t.json"
+    path.write_text(text.replace('"ts"', '"t\\u0073"', 1), encoding="utf-8")
+    read_right = read_trace(path, use_native=False)
+    assert (len(read_right.events), read_right.warnings) == (3, ())
+    if load_library() is None:
+        pytest.skip("meshscope was installed without a C compiler")
+    (warning,) = read_trace(path, use_native=True).warnings
+    assert warning.startswith("1 event is left out")
+    assert "keys written with escapes" in warning

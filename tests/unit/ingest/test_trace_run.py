@@ -159,7 +159,7 @@ def test_a_part_of_the_ranks_leaves_waits_unsplit(tmp_path):
     context, made = examine(tmp_path, [paths[0], paths[3]])
     assert made.run.last_attempt.world_size == 4
     assert tuple(made.run.last_attempt.ranks) == (0, 3)
-    assert "traces of 2 of 4 ranks" in made.notes[0]
+    assert "traces of only 2 of 4 ranks" in made.notes[0]
     budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     assert budget.share_of(Share.UNSPLIT) > 0
@@ -171,7 +171,7 @@ def test_steps_that_the_profiler_did_not_mark_are_found_by_the_optimizer(tmp_pat
     context, made = examine(
         tmp_path, job(tmp_path, extra_ns={2: EXTRA_NS}, num_steps=3, has_steps=False)
     )
-    assert any(note.startswith("steps are found by the ends of optimizer") for note in made.notes)
+    assert any(note.startswith("steps are found from the ends of optimizer") for note in made.notes)
     timeline = context.study.timeline
     assert not isinstance(timeline, Unavailable)
     assert timeline.steps.tolist() == [0, 1, 2]
@@ -385,7 +385,7 @@ def test_many_gaps_are_merged_and_it_is_said(tmp_path):
     assert merged.work is not None
     assert (len(merged.work.spans), merged.work.merged_gap_ns) == (1, 2_000)
     made = make_run([merged], path)
-    assert "gaps of a device up to 2 µs count as the work around them" in made.notes
+    assert "device gaps of up to 2 µs count as the work around them" in made.notes
 
 
 def test_a_trace_without_events_is_an_error_of_its_own(tmp_path):
@@ -408,7 +408,7 @@ def test_collectives_of_no_known_group_are_of_all_ranks_where_all_have_them(tmp_
 
     paths = [forget(path) for path in job(tmp_path, extra_ns={2: EXTRA_NS})]
     context, made = examine(tmp_path, paths)
-    assert any("tell no group of 12 collectives of a rank" in note for note in made.notes)
+    assert any("name no group for 12 collectives of each rank" in note for note in made.notes)
     lines = {line.name: place for place, line in enumerate(context.study.budget.lines)}
     of_ranks = context.study.budget.of_ranks_ns() / 12
     waits = of_ranks[:, lines["exposed wait world"]].tolist()
@@ -416,7 +416,7 @@ def test_collectives_of_no_known_group_are_of_all_ranks_where_all_have_them(tmp_
     # Without one of the ranks nobody knows whom the others waited for.
     (tmp_path / "part").mkdir()
     _, part = examine(tmp_path / "part", paths[:3])
-    assert not any("tell no group" in note for note in part.notes)
+    assert not any("name no group" in note for note in part.notes)
 
 
 def test_a_cut_trace_is_a_note_of_the_run(tmp_path):

@@ -353,7 +353,7 @@ def test_recognising_nothing_is_loud(tmp_path):
     job.close()
     text = render_report(report_of(tmp_path), Screen(width=200))
     assert text.splitlines()[1].startswith(
-        "! None of the 10 communication operations that were recorded is of a kind this version"
+        "! None of the 10 communication operations is of a kind that this version knows"
     )
     assert "recognised 0 of 10 rank-operations;" in text
 

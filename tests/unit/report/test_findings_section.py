@@ -158,7 +158,7 @@ def test_an_exact_replay_is_not_off_by_zero(run_dir):
     diagnosis = diagnosis_of(SLOW_RANK)
     exact = replace(diagnosis, fidelity=replace(diagnosis.fidelity, error_ratio=0.0))
     text = render_report(report_with(run_dir, exact), Screen())
-    assert "Findings  savings are from a replay that takes the measured time\n" in text
+    assert "Findings  savings come from a replay that reproduces the measured time\n" in text
 
 
 def test_the_document_has_everything(run_dir):

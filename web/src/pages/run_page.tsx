@@ -67,7 +67,7 @@ export function RunView({ run }: { run: Run }) {
   if (hasAxes && !hasBandwidth) absent.push(["Bandwidth", "no operation's transfer is known"]);
   if (!hasPairs) absent.push(["Pairs", "no message between two ranks was recorded"]);
   if (!hasTraining) absent.push(["Training", "no loss, gradient norm or learning rate was recorded"]);
-  if (!hasMatrices) absent.push(["Who is slow", run.rankNumbers.length === 1 ? "one rank was recorded: nobody to compare with" : "no number by rank and step is known"]);
+  if (!hasMatrices) absent.push(["Who is slow", run.rankNumbers.length === 1 ? "there is only one rank, and no other to compare it with" : "no number by rank and step is known"]);
   else if (!hasMesh) absent.push(["Mesh", isKnown(report.layout) ? "no axis has a degree above 1" : `layout not known: ${reasonOf(report.layout)}`]);
   const missing = new Set([hasTraining ? "" : "training", hasTimeline ? "" : "timeline", hasMatrices ? "" : "heat", hasAxes ? "" : "communication"]);
   useEffect(notePaint, []);
@@ -123,7 +123,7 @@ function Banners({ run }: { run: Run }) {
   if (dropped > 0) found.push(`${plural(dropped, "record")} were lost.`);
   const others = list(health?.problems).filter((problem) => !isPartial || problem !== missing);
   for (const problem of others.slice(0, 3)) found.push(wordsOf(problem));
-  if (report.steps.num_steps < 5) found.push(`Only ${plural(report.steps.num_steps, "step")} can be judged: what is said of steps rests on little.`);
+  if (report.steps.num_steps < 5) found.push(`Only ${plural(report.steps.num_steps, "step")} ${report.steps.num_steps === 1 ? "was" : "were"} analysed: numbers about steps are uncertain.`);
   return <>{found.map((text) => <p key={text} class="banner" role="note"><StateIcon state="attention" />{cleanText(text)}</p>)}</>;
 }
 

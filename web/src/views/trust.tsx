@@ -33,7 +33,7 @@ export function TrustView({ run, span }: { run: Run; span: readonly [number, num
           <tr>
             <td class="nowrap"><StateIcon state={silent.length ? "unknown" : "ok"} />  Rules</td>
             <td>
-              {plural(run.page.rules.length - silent.length, "rule")} looked{silent.length > 0 && <>; {plural(silent.length, "rule")} could not, or not at everything <button type="button" class="plain" aria-expanded={isAll.value} onClick={() => (isAll.value = !isAll.value)}>{isAll.value ? "hide" : "why"}</button></>}
+              {plural(run.page.rules.length, "rule")} ran{silent.length > 0 && <>; {silent.length} could not see all they need <button type="button" class="plain" aria-expanded={isAll.value} onClick={() => (isAll.value = !isAll.value)}>{isAll.value ? "hide" : "why"}</button></>}
               {isAll.value && <ul class="bullets">{[...byReason].map(([reason, codes]) => <li key={reason}><code>{codes.map((code) => clean(code, 12)).join(" ")}</code> {cleanText(reason)}</li>)}</ul>}
             </td>
           </tr>
@@ -66,7 +66,7 @@ function rowsOf(run: Run): readonly Row[] {
   } else rows.push({ name: "Operations", state: "unknown", text: reasonOf(report.communication, "none was recorded") });
   const diagnosis = isKnown(report.diagnosis) ? report.diagnosis : null;
   const error = diagnosis?.replay_error_ratio;
-  rows.push({ name: "Replay", state: isKnown(error) ? (Math.abs(error) > 0.1 ? "attention" : "ok") : "unknown", text: isKnown(error) ? `reproduces the clock to ${ratio(Math.abs(error))}` : reasonOf(error, "no finding was priced by replay") });
+  rows.push({ name: "Replay", state: isKnown(error) ? (Math.abs(error) > 0.1 ? "attention" : "ok") : "unknown", text: isKnown(error) ? `reproduces the measured time to within ${ratio(Math.abs(error))}` : reasonOf(error, "no finding was priced by replay") });
   const overhead = health?.overhead;
   rows.push({ name: isTraces ? "Profiler" : "Recorder", state: isKnown(overhead) ? (overhead.median_ratio > 0.02 ? "attention" : "ok") : "unknown", text: isKnown(overhead) ? `costs ${duration(overhead.median_ns)} a step (${ratio(overhead.median_ratio)}), p95 ${ratio(overhead.p95_ratio)}` : reasonOf(overhead) });
   rows.push({ name: "Device time", state: isKnown(report.hardware) || run.page.timelines.some((one) => one.on_device.some(Boolean)) ? "ok" : "unknown", text: run.page.timelines.some((one) => one.on_device.some(Boolean)) ? "spans are of the device's streams" : isKnown(report.hardware) ? "devices were watched" : reasonOf(report.hardware) });
@@ -83,7 +83,7 @@ function rowsOf(run: Run): readonly Row[] {
 }
 
 function clocksOf(clocks: readonly { host?: string; offset_ns?: unknown; uncertainty_ns?: unknown }[] | null, numHosts: number): Row {
-  if (!clocks) return { name: "Clocks", state: "unknown", text: "no operation tells how clocks differ" };
+  if (!clocks) return { name: "Clocks", state: "unknown", text: "no operation of several ranks shows how clocks differ" };
   if (clocks.length <= 1 && numHosts <= 1) return { name: "Clocks", state: "ok", text: "one host, one clock: no clock error" };
   const known = clocks.map((clock) => num(clock.uncertainty_ns as number)).filter((value): value is number => value !== undefined);
   const worst = known.length ? Math.max(...known) : undefined;

@@ -46,7 +46,7 @@ _ITEM_IN_KERNEL = re.compile(
 )
 """Kernels over lists of tensors name the type, or its size, in their templates."""
 _NO_OPERATOR = "(no operator)"
-_UNTOLD = "the trace does not tell which operator launched it"
+_UNTOLD = "the trace does not say which operator launched it"
 _REPLAYED = (
     "(graphs)",
     "a trace has neither operators nor shapes of what a graph replays, and nothing ties it to the "

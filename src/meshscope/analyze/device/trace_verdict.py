@@ -83,8 +83,8 @@ def judge(summary: TraceSummary, others: OthersPart | None = None) -> TraceVerdi
             cause="little work",
             share_ratio=work_ns / host_ns,
             text=f"The device works {unit_text.duration(work_ns)} in a trace of "
-            f"{unit_text.duration(host_ns)}: too little to say what limits it.",
-            advice="Record steps of the program, behind its start and its compilation.",
+            f"{unit_text.duration(host_ns)}: too little to say what limits the program.",
+            advice="Record later steps, after the start of the program and its compilation.",
         )
     return _judge_device(device, others, summary.unrecorded_ns)
 
@@ -117,28 +117,28 @@ def _judge_device(
             _advise_host(device.launches),
         ),
         "synchronising": (
-            f"{percent} of the time the device has nothing queued because the host waited for it.",
+            f"{percent} of the time the device has nothing to do because the host waited for it.",
             "Take .item(), .cpu(), print of tensors and cudaStreamSynchronize out of the loop.",
         ),
         "communication": (
-            f"{percent} of the time the device communicates with nothing to compute beside it.",
+            f"{percent} of the time the device communicates and computes nothing.",
             _advise_communication(device, others),
         ),
         "waiting": (
-            f"{percent} of the time the device waits in communication for other ranks.",
+            f"{percent} of the time the device waits for other ranks in communication.",
             _advise_waiting(others),
         ),
         "copies": (
             f"{percent} of the time the device only copies.",
-            "Pin host memory and copy with non_blocking=True on a stream of its own.",
+            "Pin host memory and copy with non_blocking=True on a separate stream.",
         ),
         "dependency": (
-            f"{percent} of the time work is queued and waits for another stream or an event.",
+            f"{percent} of the time queued work waits for another stream or an event.",
             "Look at what the streams wait for: collectives of other groups, events, a graph's own "
             "order, or work that was launched before the trace began and is not in it.",
         ),
         "unknown": (
-            f"The device idles {percent} of the time; the trace lacks the calls that say why.",
+            f"The device is idle {percent} of the time; the trace lacks the calls that show why.",
             "Record ProfilerActivity.CPU as well.",
         ),
     }[cause]
@@ -178,14 +178,14 @@ def _judge_host(summary: TraceSummary, others: OthersPart | None) -> TraceVerdic
             "Give the DataLoader more workers, or let it do less for each sample.",
         ),
         "communication": (
-            f"{percent} of the time the program communicates with no operator beside it.",
+            f"{percent} of the time the program communicates and runs no operator.",
             "Overlap it with compute, or send less."
             if others is not None
-            else "Overlap it with compute, send less, or find the rank that the others wait for: "
-            "traces of all ranks tell.",
+            else "Overlap it with compute, send less, or find the rank that the others wait for; "
+            "that takes the traces of all ranks.",
         ),
         "waiting": (
-            f"{percent} of the time the program waits in communication for other ranks.",
+            f"{percent} of the time the program waits for other ranks in communication.",
             _advise_waiting(others),
         ),
         "optimizer": (
@@ -193,8 +193,8 @@ def _judge_host(summary: TraceSummary, others: OthersPart | None) -> TraceVerdic
             "Update many tensors in one call: foreach=True, or fused=True.",
         ),
         "python": (
-            f"No operator runs {percent} of the time: Python, or what was not recorded.",
-            "with_stack=True tells which functions; the profiler itself makes Python slower.",
+            f"{percent} of the time no operator runs: that is Python, or was not recorded.",
+            "Use with_stack=True to see which functions; the profiler itself slows Python.",
         ),
     }[cause]
     return TraceVerdict(cause=cause, share_ratio=ns / whole, text=text, advice=advice)
@@ -231,15 +231,15 @@ def _advise_communication(device: DeviceSummary, others: OthersPart | None) -> s
     if others is not None and others.unmatched_ns < _UNMATCHED_RATIO * time.exposed_ns:
         return f"Overlap {where} with compute, or send less: it is the transfer that takes time."
     return (
-        f"Overlap {where} with compute, send less, or find the rank that the others wait for: "
-        "traces of all ranks tell."
+        f"Overlap {where} with compute, send less, or find the rank that the others wait for; "
+        "that takes the traces of all ranks."
     )
 
 
 def _advise_waiting(others: OthersPart | None) -> str:
     if others is not None and others.late_rank is not None:
         return f"Rank {others.late_rank} comes last most often: --rank {others.late_rank} shows it."
-    return "The critical path shows whom it waits for; `meshscope report` names and prices causes."
+    return "The critical path shows which rank it waits for; `meshscope report` prices causes."
 
 
 def _judge_kernels(device: DeviceSummary, whole_ns: int) -> TraceVerdict:
@@ -258,11 +258,11 @@ def _judge_kernels(device: DeviceSummary, whole_ns: int) -> TraceVerdict:
     advice = ""
     if _lacks_matrix_units(device):
         advice = (
-            "Its products are float32 without matrix units: use bfloat16, or allow tf32 with "
+            "Its products run in float32 without matrix units: use bfloat16, or allow tf32 with "
             "torch.set_float32_matmul_precision('high')."
         )
     elif not isinstance(coverage.roofline_ratio, Unavailable):
-        advice = f"What can be counted runs at {coverage.roofline_ratio:.0%} of the roofline"
+        advice = f"Operators of known cost run at {coverage.roofline_ratio:.0%} of the roofline"
         advice += (
             ": look at the slowest rows below." if coverage.roofline_ratio < _SLOW_RATIO else "."
         )
@@ -301,13 +301,13 @@ def find_missing_ranks(traces: Sequence[_OfRank]) -> list[str]:
     world_size, found = max(sizes, default=0), []
     if num_of and world_size > len(num_of):
         found.append(
-            f"traces of {len(num_of):,} of {world_size:,} ranks: whom they waited for among the "
+            f"traces of only {len(num_of):,} of {world_size:,} ranks: whether these waited for the "
             "others is not known"
         )
     most, num = num_of.most_common(1)[0] if num_of else (0, 0)
     if num > 1:
         found.append(
-            f"{num:,} traces say that they are of rank {most}: of one job, of several steps, or "
+            f"{num:,} traces name rank {most}: they are of different steps, of different jobs, or "
             "copies"
         )
     return found

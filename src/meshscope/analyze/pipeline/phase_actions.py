@@ -36,7 +36,7 @@ def actions_from_phases(
 ) -> Actions | Unavailable:
     """Actions of the kept steps of all ranks in a chain."""
     if attempt.is_from_traces:
-        return Unavailable("traces tell no pipeline actions: their phases are not a microbatch's")
+        return Unavailable("traces have no pipeline actions: a phase is not one microbatch's")
     position_of = {rank: index for chain in chains for index, rank in enumerate(chain)}
     parts = []
     for index, rank in enumerate(timeline.ranks):

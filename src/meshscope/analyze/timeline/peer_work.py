@@ -70,7 +70,7 @@ class PeerWork:
 
 def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
     if len(timeline.ranks) < 2:
-        return Unavailable("one rank was recorded: there is nobody to compare it with")
+        return Unavailable("there is only one rank, and no other to compare it with")
     if not len(timeline.steps):
         return Unavailable("no step finished on every rank")
     rows = find_compared(timeline)

@@ -193,9 +193,10 @@ def _make_trace(
     warnings += notes or note_processes(events, tracks)
     num_incomplete = counts.num_incomplete + batches.num_incomplete
     if num_incomplete:
+        are = "event is" if num_incomplete == 1 else "events are"
         warnings.append(
-            f"{num_incomplete:,} events without a begin or a length, or with times in µs "
-            "that do not fit, are left out"
+            f"{num_incomplete:,} {are} left out: without a start or a duration, with times "
+            "in µs that do not fit, or with keys written with escapes"
         )
     distributed = _object(fields.get("distributedInfo"))
     return Trace(

@@ -109,12 +109,12 @@ def infer_pipeline(
     beside other axes is left open: which axis the others are would be a guess.
     """
     if world_size < MIN_STAGES:
-        return Unavailable("who sends to whom tells a pipeline of three ranks or more only")
+        return Unavailable("messages show a pipeline only with three ranks or more")
     line = {(rank, rank + 1) for rank in range(world_size - 1)}
     if messages != line | {(after, before) for before, after in line}:
         return Unavailable("ranks do not pass messages along one line, both ways")
     if any(2 < len(ranks) < world_size for ranks in groups):
-        return Unavailable("parts of the ranks communicate, which a pipeline alone does not do")
+        return Unavailable("some groups of ranks communicate, which a pipeline alone does not do")
     return Layout(pp=world_size)
 
 

@@ -33,7 +33,7 @@ LAYOUT_FROM_MESSAGES = "from who sends to whom"
 _LEAD_NS = 10 * 86_400 * 1_000_000_000
 """Clocks of the run begin this long before the first event of the first trace."""
 _MAX_RANKS = 1 << 20
-_NOTHING = "it has no operator, annotation or kernel with a begin and a length"
+_NOTHING = "it has no operator, annotation or kernel with a start and a duration"
 _MAX_LEFT_OUT = 8
 """Files that are named; the others are counted."""
 
@@ -83,8 +83,8 @@ def make_run(
     by_rank, num_assumed = _assume_all_ranks(by_rank, world_size)
     if num_assumed:
         notes.append(
-            f"the traces tell no group of {num_assumed} collectives of a rank: taken for those of "
-            "all ranks"
+            f"the traces name no group for {num_assumed} collectives of each rank: they count as "
+            "collectives of all ranks"
         )
     by_rank = align_steps(by_rank)
     numbered = number_operations(by_rank)
@@ -203,7 +203,7 @@ def _find_world_size(recordings: Sequence[TraceRecording], by_rank: _ByRank) -> 
         )
     size = max(next(iter(stated), 0), max(by_rank) + 1)
     if size > _MAX_RANKS:
-        raise TraceError(f"the traces are of a job with {size} ranks, which is not believed")
+        raise TraceError(f"the traces name a job of {size} ranks, which is not plausible")
     return size
 
 
@@ -252,17 +252,17 @@ def _find_notes(
     notes = [f"steps are {source.words}" for source in sorted(sources)]
     if len(recordings) > 1 and _are_of_one_process(recordings):
         notes.append(
-            f"the {len(recordings):,} traces name no rank: taken for windows of one process, "
-            "because none of their steps is in two of them"
+            f"the {len(recordings):,} traces name no rank: they count as windows of one process, "
+            "because no step is in two of them"
         )
     if len(by_rank) < world_size:
         notes.append(
-            f"traces of {len(by_rank)} of {world_size} ranks: others may have waited for a rank "
-            "that has none"
+            f"traces of only {len(by_rank):,} of {world_size:,} ranks: a rank without a trace may "
+            "have held up the others"
         )
     merged_ns = max((one.work.merged_gap_ns for one in recordings if one.work), default=0)
     if merged_ns:
-        notes.append(f"gaps of a device up to {merged_ns / 1e3:g} µs count as the work around them")
+        notes.append(f"device gaps of up to {merged_ns / 1e3:g} µs count as the work around them")
     num_outside = sum(one.num_outside for one in recordings)
     if num_outside:
         notes.append(f"{num_outside:,} device events outside of steps are left out")
@@ -273,5 +273,5 @@ def _find_notes(
             "before the traces began"
         )
     if any(one.other_devices for one in recordings):
-        notes.append("of a trace with several devices the one with the most events is looked at")
+        notes.append("a trace has several devices: only the one with the most events is analysed")
     return notes

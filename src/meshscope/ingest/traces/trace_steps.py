@@ -45,13 +45,13 @@ class StepSource(StrEnum):
 
 _SOURCE_WORDS = {
     StepSource.PROFILER: "marked by the profiler (ProfilerStep#n)",
-    StepSource.OPTIMIZER: "found by the ends of optimizer steps: the trace has no ProfilerStep#n",
-    StepSource.RANGE: "found by ranges of the program's own that repeat: the trace has no "
+    StepSource.OPTIMIZER: "found from the ends of optimizer steps: the trace has no ProfilerStep#n",
+    StepSource.RANGE: "found from the program's ranges that repeat: the trace has no "
     "ProfilerStep#n",
-    StepSource.KERNELS: "found by a sequence of kernels that repeats: the trace has no "
+    StepSource.KERNELS: "found from a sequence of kernels that repeats: the trace has no "
     "ProfilerStep#n",
-    StepSource.NONE: "not found: the trace has no ProfilerStep#n, and neither optimizer steps nor "
-    "ranges nor kernels repeat",
+    StepSource.NONE: "not found: the trace has no ProfilerStep#n, and no optimizer step, range or "
+    "sequence of kernels repeats",
 }
 
 

@@ -368,10 +368,12 @@ def _make_attempt(
     world_size = max(*believed, max(ranks) + 1, 0)
     missing = RankRanges.absent_from(ranks, world_size)
     if missing:
+        is_traced = any(recording.is_from_trace for recording in ranks.values())
+        have_nothing = "have no trace" if is_traced else "recorded nothing"
         problems.append(
             Problem(
                 kind=ProblemKind.MISSING_RANK,
-                text=f"{len(missing)} of {world_size} ranks recorded nothing: {missing}",
+                text=f"{len(missing)} of {world_size} ranks {have_nothing}: {missing}",
             )
         )
     return Attempt(

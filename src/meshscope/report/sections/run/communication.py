@@ -68,8 +68,7 @@ def describe_alarms(facts: CommunicationFacts) -> list[str]:
     if not health.num_recognised and health.num_rank_operations:
         alarms.append(
             f"None of the {form.plural(health.num_rank_operations, 'communication operation')} "
-            "that were recorded is of a kind this version knows: little can be said about "
-            "communication."
+            "is of a kind that this version knows: the report can say little about communication."
         )
     if facts.found.desynchronisations:
         first = facts.found.desynchronisations[0]

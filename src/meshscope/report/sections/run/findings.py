@@ -100,8 +100,8 @@ def _describe_basis(diagnosis: Diagnosis) -> str:
     if not fidelity.is_enough:
         return f"savings are estimates: a replay is {form.ratio(error)} off the measured time"
     if error < _EXACT_RATIO:
-        return "savings are from a replay that takes the measured time"
-    return f"savings are from a replay within {form.ratio(error)} of the measured time"
+        return "savings come from a replay that reproduces the measured time"
+    return f"savings come from a replay within {form.ratio(error)} of the measured time"
 
 
 def _describe_low(finding: Finding) -> str:

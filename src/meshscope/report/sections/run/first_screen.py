@@ -235,12 +235,10 @@ def _show_missing(report: Report) -> Section | None:
 def _list_damage(report: Report) -> list[tuple[str, str]]:
     """The first problem and the first note of the recording."""
     health = report.study.health
-    rows = [("Recording", describe_problem(one, report.run.path)) for one in health.problems[:1]]
+    name = "Traces" if report.attempt.is_from_traces else "Recording"
+    rows = [(name, describe_problem(one, report.run.path)) for one in health.problems[:1]]
     if len(health.problems) > 1:
-        rows[0] = (
-            "Recording",
-            f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)",
-        )
+        rows[0] = (name, f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)")
     gaps = "" if report.diagnosis is None else describe_gaps(report.study)
     rows += [("Steps", f"{gaps}; findings that rest on the others are less sure")] if gaps else []
     return rows + [("Note", form.clean_text(note.text)) for note in health.notes[:1]]

@@ -44,7 +44,8 @@ def show_verdict(report: Report, detail: Detail) -> Section:
 def list_alarms(report: Report) -> list[str]:
     """Sentences about what makes the numbers doubtful."""
     warning = _describe_incompleteness(report)
-    alarms = [f"The recording is not complete: {warning}."] if warning else []
+    what = "set of traces" if report.attempt.is_from_traces else "recording"
+    alarms = [f"The {what} is not complete: {warning}."] if warning else []
     if not isinstance(report.communication, Unavailable):
         from meshscope.report.sections.run.communication import describe_alarms
 
