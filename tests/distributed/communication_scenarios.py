@@ -293,6 +293,10 @@ def _handles() -> None:
     for _ in range(9):
         with label("handle=dropped"):
             dist.all_reduce(torch.ones(11), async_op=True)
+    for _ in range(3):
+        with label("handle=dropped"):
+            dist.all_reduce(torch.ones(11), async_op=True)
+        time.sleep(0.01)  # it is complete when the next one comes, and nobody has waited for it
     dist.barrier()
     for _ in range(3):
         work = dist.all_reduce(torch.ones(12), async_op=True)

@@ -85,6 +85,8 @@ def test_blocks_take_turns_and_are_summarized(place: Place) -> None:
         profiled_rounds=1,
         traces=1,
         ways=(),
+        ways_period=3,
+        blocks=1,
     )
     result = nccl_overhead.measure(place, "host_bound", options)
     nccl_overhead.show("host_bound", result)
@@ -160,7 +162,8 @@ def test_a_block_is_as_long_as_on_its_slowest_rank() -> None:
 
 
 def test_costs_are_of_blocks_of_the_same_round() -> None:
-    found = nccl_overhead.compare([(100.0, 101.0), (200.0, 202.0), (50.0, 50.5)])
+    found = nccl_overhead.compare([[(100.0, 101.0), (200.0, 202.0)], [(50.0, 50.5)]])
+    assert found["num_blocks"] == 3
     assert (found["median_ratio"], found["low_ratio"], found["high_ratio"]) == (0.01, 0.01, 0.01)
 
 
