@@ -25,6 +25,7 @@ BROKEN = ("dbrx", "dots1")
 """Whose defaults this transformers cannot make a model of."""
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", sorted({*KNOWN_KINDS} - {*REMOTE, *PARTS, *BROKEN}))
 def test_a_model_has_the_parameters_that_are_planned_with(kind, tmp_path):
     config = AutoConfig.for_model(kind, **MORE.get(kind, {}))
