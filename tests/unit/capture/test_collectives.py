@@ -341,3 +341,19 @@ def test_a_method_that_the_program_wrapped_is_not_counted_twice(recorder, monkey
     dist.all_reduce(torch.ones(2))
     found = [row for row in rows(recorder) if row["kind"] == Kind.ALL_REDUCE]
     assert [row["size_bytes"] for row in found] == [16, 8]
+
+
+@pytest.mark.parametrize("sees_all", [False, True])
+def test_a_dropped_handle_is_unseen_however_soon_its_operation_was_over(recorder, sees_all):
+    if sees_all:
+        collectives._installed.see_all()
+    for _ in range(5):  # the first has a callback
+        dist.all_reduce(torch.ones(2), async_op=True)
+        time.sleep(0.005)
+    held = dist.all_reduce(torch.ones(2), async_op=True)
+    time.sleep(0.005)
+    dist.all_reduce(torch.ones(2), async_op=True)
+    held.wait()
+    del held
+    outcomes = [Outcome(row["outcome"]) for row in rows(recorder)]
+    assert outcomes[:6] == [Outcome.OK, *[Outcome.UNSEEN] * 4, Outcome.OK]

@@ -232,12 +232,14 @@ class Follower:
 
     def _let_go(self, work: Any, operations: list[Operation]) -> None:
         """The next operation comes, and this one's handle was not waited for yet."""
+        if id(work) in self.refs:
+            return  # the program has it, or drops it now: only that tells how it ends
         # Ours are: the argument, the caller's tuple, `getrefcount`'s own and the frame's.
         is_ours_alone = sys.getrefcount(work) <= _OWN_REFERENCES
         if is_ours_alone and not operations[0].has_future and self.is_completed(work):
             for operation in operations:  # the wait was below Python
                 self._log.end(operation, self._clock(), EndSource.WAIT_LATE)
-        elif id(work) not in self.refs:
+        else:
             self.watch_handle(work, operations)  # its caller may still wait for it
 
     def watch_handle(self, work: Any, operations: list[Operation]) -> None:
