@@ -1,9 +1,10 @@
 """An eighth part of the fault matrix: written while others changed rules, judged once after them.
 
 Programs (`later_programs`), layouts, amounts, places, phases and pairs that no earlier part has.
-Whoever wrote it had not read the rules, and judged nothing before all of it was recorded. Only
-programs of two ranks with one thread each really compute. Near misses cost less than 1 % of a step.
-Words for truths are those of `fault_cases_trials`.
+Whoever wrote it had not read the rules' code, and judged nothing before all of it was recorded.
+Only programs of two ranks with one thread each really compute (collections on four ranks do, too:
+an oversight). Near misses cost less than 1 % of a step. Words for truths are those of
+`fault_cases_trials`.
 """
 
 from collections.abc import Sequence
