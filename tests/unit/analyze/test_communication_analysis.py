@@ -317,9 +317,20 @@ def test_a_late_look_at_a_broadcast_does_not_show_who_held_the_root_up(tmp_path,
 def test_in_a_reduce_the_root_waits_for_everyone(tmp_path):
     job = Job(tmp_path, num_ranks=3)
     group = job.group(range(3))
-    job.collective(group, {0: 0, 1: 8 * MS, 2: 2 * MS}, kind=Kind.REDUCE, root=0)
+    # Rank 2 is done at 3 ms.
+    done = {2: {"end_ns": job.local_ns(2, 3 * MS)}}
+    job.collective(group, {0: 0, 1: 8 * MS, 2: 2 * MS}, kind=Kind.REDUCE, root=0, overrides=done)
     found = analyze(job)
     assert [rank_total(found, rank).wait_ns for rank in range(3)] == [8 * MS, 0, 0]
+
+
+def test_in_a_reduce_others_wait_for_those_who_came_before_their_end(tmp_path):
+    """What rank 2 passes on to the root comes from rank 1."""
+    job = Job(tmp_path, num_ranks=3)
+    group = job.group(range(3))
+    job.collective(group, {0: 0, 1: 8 * MS, 2: 2 * MS}, kind=Kind.REDUCE, root=0)
+    found = analyze(job)
+    assert [rank_total(found, rank).wait_ns for rank in range(3)] == [8 * MS, 0, 6 * MS]
 
 
 def test_messages_by_pair(tmp_path):

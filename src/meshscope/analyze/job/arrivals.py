@@ -4,15 +4,15 @@ All times are on the aligned clock. For a rank r of an operation, arrival is whe
 ready is when every rank that r depends on has arrived; wait = ready - arrival, transfer = end -
 ready. In an all-reduce, all-gather, reduce-scatter, barrier or all-to-all every rank depends on
 every other; in a broadcast or scatter on the root, and on ranks that arrived while r was in it (see
-below); in a reduce or gather the root depends on all; a recv and its send depend on each other,
-unless the send ended before.
+below); in a reduce or gather the root depends on all, in a reduce the others on ranks that arrived
+while they were in it; a recv and its send depend on each other, unless the send ended before.
 
-In a broadcast data goes from rank to rank. With gloo each send waits for its receiver, so a late
+In a broadcast and in a reduce data goes from rank to rank. With gloo each send waits for its receiver, so a late
 rank holds up only the ranks that send to it; with NCCL only data that fits no buffer waits. The
 times show which it was: a rank that arrived after r's end, beyond the clocks' uncertainty, did not
 hold r up, and r is ready when the last of the others has arrived. This takes at most r's transfer
 for a wait. An end that is only a bound shows nothing: with gloo r then depends on all ranks that
-arrived before it, else on the root alone.
+arrived before it, else in a broadcast on the root alone, and in a reduce on nobody.
 
 A wait shorter than the uncertainty between the two clocks counts as transfer. A group's operations
 run in order, one at a time (two with gloo): the part of a transfer during an earlier operation is
@@ -41,6 +41,8 @@ EVERYONE = frozenset((*SYMMETRIC, Kind.ALL_TO_ALL))
 """Kinds in which every rank waits for every other."""
 FROM_ROOT = frozenset((Kind.BROADCAST, Kind.SCATTER))
 TO_ROOT = frozenset((Kind.REDUCE, Kind.GATHER))
+PASSED_ON = frozenset((Kind.REDUCE,))
+"""Of those, kinds in which data goes over other ranks to the root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -246,8 +248,8 @@ def _join_batches(
 
 
 def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) -> Int64s:
-    """For each row of a broadcast or scatter, the row of the last rank it depends on; for all other
-    rows the row itself."""
+    """For each row of a broadcast, scatter or reduce, but a reduce's root, the row of the last rank
+    it depends on; for all other rows the row itself."""
     rows = operations.rows
     members = _collect_members(rows, matches, times)
     holder = _find_holders(operations, members, times.end_ns[members.row])
@@ -260,11 +262,13 @@ def _find_holders(operations: Operations, members: _Members, until: Int64s) -> I
     """The same by index of members, without those that arrived after `until`."""
     rows, index = operations.rows, members.index
     holder = np.arange(len(index))
-    own = np.flatnonzero(_is_kind(members.kind, FROM_ROOT))
+    is_root = rows.peer[members.row] == members.rank
+    is_from_root = _is_kind(members.kind, FROM_ROOT)
+    own = np.flatnonzero(is_from_root | (_is_kind(members.kind, PASSED_ON) & ~is_root))
     if not len(own):
         return holder
-    root = _find_roots(rows.peer[members.row] == members.rank, members)[index[own]]
-    holder[own] = np.where(root >= 0, root, own)
+    root = _find_roots(is_root, members)[index[own]]
+    holder[own] = np.where(is_from_root[own] & (root >= 0), root, own)
     latest = own[_find_latest(index[own], members.arrival[own], until[own])]
     is_told = rows.has_exact_end[members.row[own]] | _is_gloo(operations, members.row[own])
     is_later = members.arrival[latest] > members.arrival[holder[own]]
