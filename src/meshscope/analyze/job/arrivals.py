@@ -7,12 +7,13 @@ every other; in a broadcast or scatter on the root, and on ranks that arrived wh
 below); in a reduce or gather the root depends on all, in a reduce the others on ranks that arrived
 while they were in it; a recv and its send depend on each other, unless the send ended before.
 
-In a broadcast and in a reduce data goes from rank to rank. With gloo each send waits for its receiver, so a late
-rank holds up only the ranks that send to it; with NCCL only data that fits no buffer waits. The
-times show which it was: a rank that arrived after r's end, beyond the clocks' uncertainty, did not
-hold r up, and r is ready when the last of the others has arrived. This takes at most r's transfer
-for a wait. An end that is only a bound shows nothing: with gloo r then depends on all ranks that
-arrived before it, else in a broadcast on the root alone, and in a reduce on nobody.
+In a broadcast and in a reduce data goes from rank to rank. With gloo each send waits for its
+receiver, so a late rank holds up only the ranks that send to it; with NCCL only data that fits no
+buffer waits. The times show which it was: a rank that arrived after r's end, beyond the clocks'
+uncertainty, did not hold r up, and r is ready when the last of the others has arrived. This takes
+at most r's transfer for a wait. An end that is only a bound shows nothing: with gloo r then depends
+on all ranks that arrived before it, else in a broadcast on the root alone, and in a reduce on
+nobody.
 
 A wait shorter than the uncertainty between the two clocks counts as transfer. A group's operations
 run in order, one at a time (two with gloo): the part of a transfer during an earlier operation is
