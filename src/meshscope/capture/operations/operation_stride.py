@@ -2,9 +2,8 @@
 
 A step's operations cost host time, and marks on streams the device's; a model in small pieces has
 hundreds in a step. Where they would take more than `MAX_SHARE` of the step's time they are recorded
-in every 8th, 16th, … step, by the step's number: ranks that choose alike record the same steps, and
-of two that do not one records some of the other's. In between the taps pass everything on, and
-steps carry a flag that says so (`StepFlag.UNWATCHED`).
+in one step of 8, 16, … (`chosen_steps`), and in more of the first ones. In between the taps pass
+everything on, and steps carry a flag that says so (`StepFlag.UNWATCHED`).
 
 Only where operations run on a device: what the device did is known from kernel samples there, whose
 steps are always recorded.
@@ -15,6 +14,7 @@ from statistics import median_low
 
 from meshscope.capture.operations.following import Follower
 from meshscope.capture.operations.operation_log import OperationLog
+from meshscope.capture.steps.chosen_steps import is_chosen
 
 MAX_SHARE = 0.01
 """Of a step's time that recording its operations may take in every step."""
@@ -25,8 +25,9 @@ with tensor parallel, where 3 % were expected), and along a pipeline the costs o
 MAX_STRIDE = 64
 FIRST_STEPS = 2
 """Recorded in any case."""
-EARLY_STEPS, EARLY_STRIDE = 64, 16
-"""A short run is to have some of them, too."""
+EARLY_STEPS, EARLY_SHARE, EARLY_STRIDE = 64, 0.004, 16
+"""A short run is to have enough of them: the first steps may cost more in the mean, and at least
+one in so many is recorded whatever it costs."""
 PYTHON_COST_NS = 15_000
 KERNEL_COST_NS = 65_000
 """What recording one operation takes the host, seen in Python and by the dispatcher's kernels:
@@ -59,7 +60,13 @@ class OperationStride:
         self._num_events_before = 0
         self._num_events = 0
         """Likewise."""
-        self.stride = 1
+        self._steady_stride = self._early_stride = 1
+
+    @property
+    def stride(self) -> int:
+        """The operations of one step in so many are recorded."""
+        is_early = self._num_steps < EARLY_STEPS
+        return self._early_stride if is_early else self._steady_stride
 
     def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> None:
         """A step ended; `is_wanted` says that the next one is to be recorded in any case."""
@@ -70,9 +77,7 @@ class OperationStride:
         self._last_end_ns = end_ns
         if not log.is_resting and self._num_steps >= _NUM_KNOWN:
             self._choose()
-        is_early = self._num_steps < EARLY_STEPS
-        stride = min(self.stride, EARLY_STRIDE) if is_early else self.stride
-        if self._num_steps < FIRST_STEPS or is_wanted or not (step + 1) % stride:
+        if self._num_steps < FIRST_STEPS or is_wanted or is_chosen(step + 1, self.stride):
             log.go_on()
             groups.number_by_step(step + 1)
         elif not log.is_resting:
@@ -102,11 +107,15 @@ class OperationStride:
         cost_ns = KERNEL_COST_NS if self._follower.sees_all else PYTHON_COST_NS
         cost_ns = self._num_operations * cost_ns + self._num_events * EVENT_COST_NS
         share = cost_ns / max(median_low(self._durations), 1)
-        if share <= MAX_SHARE * (_SLACK if self.stride > 1 else 1):
-            self.stride = 1
+        if share <= MAX_SHARE * (_SLACK if self._steady_stride > 1 else 1):
+            self._steady_stride = self._early_stride = 1
             return
         wanted = share / SPARSE_SHARE
-        while self.stride < min(wanted, MAX_STRIDE):
-            self.stride *= 2
-        while self.stride > 2 and wanted < self.stride // 2 * _SLACK:
-            self.stride //= 2
+        while self._steady_stride < min(wanted, MAX_STRIDE):
+            self._steady_stride *= 2
+        while self._steady_stride > 2 and wanted < self._steady_stride // 2 * _SLACK:
+            self._steady_stride //= 2
+        early = 2
+        while early < min(share / EARLY_SHARE, EARLY_STRIDE):
+            early *= 2
+        self._early_stride = min(early, self._steady_stride)

@@ -2,10 +2,9 @@
 
 Marking costs about 10 µs of host time a phase on a device of one's own and 100 where ranks share
 one; a pipeline has two phases for each microbatch. So it is timed: where it takes more than
-`MAX_SHARE` of steps and the gaps between them, one step in 2, 4, 8 … is marked, chosen by a hash of
-its number: ranks with like steps mark the same ones, and what comes every so many steps is marked
-as often as anything else. The first steps may cost twice that where they would else have fewer than
-one mark in `_EARLY_STRIDE`: a short run is to have enough marks.
+`MAX_SHARE` of steps and the gaps between them, one step in 2, 4, 8 … is marked (`chosen_steps`).
+The first steps may cost twice that where they would else have fewer than one mark in
+`_EARLY_STRIDE`: a short run is to have enough marks.
 Steps whose operations are recorded where those of others are not are marked, too. An accelerator is
 used when the program uses it; none is ever woken up.
 """
@@ -15,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from meshscope.capture.steps.chosen_steps import is_chosen
 from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline, find_backend
 from meshscope.capture.steps.timeline import Timeline
 
@@ -26,8 +26,6 @@ _MIN_COSTS = 3
 _SLACK = 0.5
 """The stride is halved only if the cost then stays below this part of what is allowed, so that
 ranks do not go to and fro."""
-_HASH_FACTOR = 0x9E3779B1
-_HASH_BITS = 32
 MAX_STRIDE = 64
 
 
@@ -100,9 +98,7 @@ class Marking:
         self._last_end_ns = end_ns
         self._num_steps += 1
         self._follow_cost(duration_ns)
-        stride = self._stride
-        hashed = (step + 1) * _HASH_FACTOR & (1 << _HASH_BITS) - 1
-        is_marked = is_wanted or hashed * stride >> _HASH_BITS == 0
+        is_marked = is_wanted or is_chosen(step + 1, self._stride)
         if is_marked != (timeline.device is not None):
             timeline.mark_device(device if is_marked else None)
 
