@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.job.arrivals import EVERYONE, FROM_ROOT, TO_ROOT, find_holders
+from meshscope.analyze.job.arrivals import EVERYONE, FROM_ROOT, PASSED_ON, TO_ROOT, find_holders
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import (
     OperationRows,
@@ -48,8 +48,8 @@ class OperationTimes:
     root: Int64s
     """The root of its broadcast or scatter; -1."""
     other: Int64s
-    """The one other row that it depends on: sender, receiver, or the last row that held it up in a
-    broadcast; -1."""
+    """The one other row that it depends on: sender, receiver, or the last row that held it up where
+    data goes from or to a root; -1."""
     before: Int64s
     """The row whose end frees the group for this one; -1."""
     end_ns: Int64s
@@ -158,8 +158,9 @@ def _find_relations(
     holder = find_holders(communication.operations, matches, times)
     is_held = is_modelled & (holder != np.arange(len(rows))) & (holder != root)
     other[is_held] = holder[is_held]
-    # A row that the last of all held up may have waited for any of them.
-    is_last = is_held & (times.arrival_ns[holder] >= _find_last_arrivals(communication, match))
+    # What is passed on may have waited for any of them, if the last of all held it up.
+    is_last = is_held & (_is_kind(rows, PASSED_ON) | (rows.peer == rows.rank))
+    is_last &= times.arrival_ns[holder] >= _find_last_arrivals(communication, match)
     waits_for_all |= is_last
     other[is_last] = NONE
     pair = np.flatnonzero(is_modelled & _is_kind(rows, POINT_TO_POINT))

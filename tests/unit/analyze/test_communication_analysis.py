@@ -333,6 +333,36 @@ def test_in_a_reduce_others_wait_for_those_who_came_before_their_end(tmp_path):
     assert [rank_total(found, rank).wait_ns for rank in range(3)] == [8 * MS, 0, 6 * MS]
 
 
+def test_in_a_reduce_others_wait_for_a_late_root(tmp_path):
+    """What it takes from rank 2 only leaves when it is there."""
+    job = Job(tmp_path, num_ranks=3)
+    group = job.group(range(3))
+    job.collective(group, {0: 8 * MS, 1: 0, 2: 2 * MS}, kind=Kind.REDUCE, root=0)
+    found = analyze(job)
+    assert [rank_total(found, rank).wait_ns for rank in range(3)] == [0, 8 * MS, 6 * MS]
+
+
+def test_in_a_gather_others_wait_for_the_root_alone(tmp_path):
+    job = Job(tmp_path, num_ranks=3)
+    group = job.group(range(3))
+    done = {1: {"end_ns": job.local_ns(1, 5 * MS)}}
+    arrivals = {0: 4 * MS, 1: 0, 2: 8 * MS}
+    job.collective(group, arrivals, kind=Kind.GATHER, root=0, overrides=done)
+    found = analyze(job)
+    assert [rank_total(found, rank).wait_ns for rank in range(3)] == [4 * MS, 4 * MS, 0]
+
+
+def test_in_a_scatter_others_wait_for_the_root_alone(tmp_path):
+    job = Job(tmp_path, num_ranks=3)
+    group = job.group(range(3))
+    # Rank 1 has its part at 9 ms, after rank 2 came for another.
+    done = {1: {"end_ns": job.local_ns(1, 9 * MS)}}
+    arrivals = {0: 4 * MS, 1: 0, 2: 8 * MS}
+    job.collective(group, arrivals, kind=Kind.SCATTER, root=0, overrides=done)
+    found = analyze(job)
+    assert [rank_total(found, rank).wait_ns for rank in range(3)] == [4 * MS, 4 * MS, 0]
+
+
 def test_messages_by_pair(tmp_path):
     job = Job(tmp_path, num_ranks=3, layout=Layout(pp=3))
     group = job.group(range(3), description="mesh_pp")

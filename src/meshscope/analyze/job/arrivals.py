@@ -3,16 +3,16 @@
 All times are on the aligned clock. For a rank r of an operation, arrival is when r entered it, and
 ready is when every rank that r depends on has arrived; wait = ready - arrival, transfer = end -
 ready. In an all-reduce, all-gather, reduce-scatter, barrier or all-to-all every rank depends on
-every other; in a broadcast or scatter on the root, and on ranks that arrived while r was in it (see
-below); in a reduce or gather the root depends on all, in a reduce the others on ranks that arrived
-while they were in it; a recv and its send depend on each other, unless the send ended before.
+every other; in a broadcast or scatter on the root; in a reduce or gather the root depends on all;
+a recv and its send depend on each other, unless the send ended before.
 
-In a broadcast and in a reduce data goes from rank to rank. With gloo each send waits for its
-receiver, so a late rank holds up only the ranks that send to it; with NCCL only data that fits no
-buffer waits. The times show which it was: a rank that arrived after r's end, beyond the clocks'
-uncertainty, did not hold r up, and r is ready when the last of the others has arrived. This takes
-at most r's transfer for a wait. An end that is only a bound shows nothing: with gloo r then depends
-on all ranks that arrived before it, else in a broadcast on the root alone, and in a reduce on
+With gloo each send waits for its receiver; with NCCL only data that fits no buffer waits. In a
+broadcast and in a reduce data goes from rank to rank, so a late rank, the root too, holds up those
+that send to it; in a scatter the root sends to all, in a gather all send to the root. The times
+show which of these held r up: a rank that arrived after r's end, beyond the clocks' uncertainty,
+did not, and r is ready when the last of the others has arrived. This takes at most r's transfer
+for a wait. An end that is only a bound shows nothing: with gloo r then depends on all of these
+ranks that arrived before it, else in a broadcast on the root alone, and in a reduce or gather on
 nobody.
 
 A wait shorter than the uncertainty between the two clocks counts as transfer. A group's operations
@@ -42,8 +42,8 @@ EVERYONE = frozenset((*SYMMETRIC, Kind.ALL_TO_ALL))
 """Kinds in which every rank waits for every other."""
 FROM_ROOT = frozenset((Kind.BROADCAST, Kind.SCATTER))
 TO_ROOT = frozenset((Kind.REDUCE, Kind.GATHER))
-PASSED_ON = frozenset((Kind.REDUCE,))
-"""Of those, kinds in which data goes over other ranks to the root."""
+PASSED_ON = frozenset((Kind.BROADCAST, Kind.REDUCE))
+"""Of both, kinds in which data goes over other ranks from or to the root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -249,8 +249,8 @@ def _join_batches(
 
 
 def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) -> Int64s:
-    """For each row of a broadcast, scatter or reduce, but a reduce's root, the row of the last rank
-    it depends on; for all other rows the row itself."""
+    """For each row of a broadcast, scatter, reduce or gather, but the last two's root, the row of
+    the last rank it depends on; for all other rows the row itself."""
     rows = operations.rows
     members = _collect_members(rows, matches, times)
     holder = _find_holders(operations, members, times.end_ns[members.row])
@@ -261,19 +261,24 @@ def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) 
 
 def _find_holders(operations: Operations, members: _Members, until: Int64s) -> Int64s:
     """The same by index of members, without those that arrived after `until`."""
-    rows, index = operations.rows, members.index
+    rows, index, arrival = operations.rows, members.index, members.arrival
     holder = np.arange(len(index))
+    rooted = np.flatnonzero(_is_kind(members.kind, FROM_ROOT | TO_ROOT))
+    if not len(rooted):
+        return holder
     is_root = rows.peer[members.row] == members.rank
     is_from_root = _is_kind(members.kind, FROM_ROOT)
-    own = np.flatnonzero(is_from_root | (_is_kind(members.kind, PASSED_ON) & ~is_root))
-    if not len(own):
-        return holder
-    root = _find_roots(is_root, members)[index[own]]
-    holder[own] = np.where(is_from_root[own] & (root >= 0), root, own)
-    latest = own[_find_latest(index[own], members.arrival[own], until[own])]
-    is_told = rows.has_exact_end[members.row[own]] | _is_gloo(operations, members.row[own])
-    is_later = members.arrival[latest] > members.arrival[holder[own]]
-    holder[own] = np.where(is_told & is_later, latest, holder[own])
+    root = _find_roots(is_root, members)[index]
+    root = np.where(root >= 0, root, holder)
+    # Who may have held it up: all that came before its end, or of these the root alone.
+    latest = holder.copy()
+    latest[rooted] = rooted[_find_latest(index[rooted], arrival[rooted], until[rooted])]
+    is_any = _is_kind(members.kind, PASSED_ON) | is_root
+    latest = np.where(is_any, latest, np.where(arrival[root] <= until, root, holder))
+    is_told = rows.has_exact_end[members.row] | _is_gloo(operations, members.row)
+    found = np.where(is_from_root, root, holder)
+    found = np.where(is_told & (arrival[latest] > arrival[found]), latest, found)
+    holder[rooted] = np.where(is_root & ~is_from_root, holder, found)[rooted]
     return holder
 
 
