@@ -19,9 +19,10 @@ from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.run_weights import weigh_steps
 from meshscope.analyze.timeline.start_up import count_start_up
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
+from meshscope.core.unavailable import Missing, Unavailable, known, need, or_unavailable
 from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
 from meshscope.simulate.recorded_graph import RecordedGraph, build_graph
+from meshscope.simulate.waiting_beside import WaitingBeside, find_waiting_beside
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 MAX_FIDELITY_ERROR_RATIO = 0.05
@@ -112,6 +113,8 @@ class Replay:
     fidelity: Fidelity
     num_start_up: int = 0
     """First steps that no mean counts: they take far longer on all ranks, and do not come again."""
+    beside: WaitingBeside | None = None
+    """Work of devices that ran beside waits; None where none is known to."""
 
     @property
     def num_at_once(self) -> int:
@@ -125,12 +128,16 @@ class Replay:
         """Of one edit after another [rank index, step index]: ends on the reference clock; 0 for
         steps not replayed. An edit is taken when its turn comes and not kept. It has a number for
         every piece and row of the timeline: where there are many, give a generator."""
-        weights = (_weigh_edit(self.timeline, self.recorded, edit) for edit in edits)
+        weights = (self._weigh_edit(edit) for edit in edits)
         while batch := list(islice(weights, self.num_at_once)):
             weight = np.stack(batch, axis=1)
             batch.clear()
             ends = _replay_weights(self.timeline, self.recorded, weight)
             yield from np.moveaxis(ends, 2, 0)
+
+    def _weigh_edit(self, edit: Edit) -> Int64s:
+        """[edge]: the weights under an edit."""
+        return _weigh_edit(self.timeline, self.recorded, edit, self.beside)
 
     def step_times_ns(self, edits: Iterable[Edit]) -> list[float]:
         """Mean step time of each edit."""
@@ -193,7 +200,11 @@ def build_replay(timeline: Timeline) -> Replay:
         unexplained_ratio=_measure_unexplained(timeline, recorded),
     )
     return Replay(
-        timeline=timeline, recorded=recorded, fidelity=fidelity, num_start_up=num_start_up
+        timeline=timeline,
+        recorded=recorded,
+        fidelity=fidelity,
+        num_start_up=num_start_up,
+        beside=known(find_waiting_beside(timeline)),
     )
 
 
@@ -216,12 +227,19 @@ def _find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
     return None
 
 
-def _weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int64s:
+def _weigh_edit(
+    timeline: Timeline,
+    recorded: RecordedGraph,
+    edit: Edit,
+    beside: WaitingBeside | None,
+) -> Int64s:
     """[edge]: the weights under an edit."""
     weight = recorded.weight_ns.copy()
     if edit.work_ns is not None:
         is_work = timeline.pieces.kind == PieceKind.WORK
         work = np.where(is_work, np.maximum(edit.work_ns, 0), 0).astype(np.int64)
+        if beside is not None:
+            work = beside.ease(work)
         weight[recorded.chain] = recorded.weigh_chain(work)
     if edit.transfer_ns is not None and timeline.communication is not None:
         row = recorded.transfer_row
