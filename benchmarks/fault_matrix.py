@@ -17,8 +17,9 @@ of it, 15 % where ranks outnumber cores. Twins, and runs without any fault, must
 nothing above low.
 
 About half of the older cases are held out, by their names; those written later ("fresh", "newest",
-"unseen", "clients", "last", "later") are parts of their own: without `--part` they are recorded,
-and nothing is said of them. Results of all parts are merged into one file.
+"unseen", "clients", "last", "later", "blind") are parts of their own: without `--part` they are
+recorded, and nothing is said of them; `--only blind` records that part alone. Results of all parts
+are merged into one file.
 
 Ranks run under SCHED_RR where that is allowed, so that sleepers are woken promptly on a machine
 that others use. What it does not show: real compute that fights for memory or links; ranks of real
@@ -40,6 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.fault_cases_blind import list_blind
 from benchmarks.fault_cases_clients import list_clients
 from benchmarks.fault_cases_engine import list_engine_trials
 from benchmarks.fault_cases_fresh import list_fresh
@@ -82,15 +84,16 @@ from meshscope.diagnose.runner import diagnose
 CROWDED_TOLERANCE_RATIO = 0.15
 """Where ranks outnumber cores."""
 MAX_ROUNDS = 9
-PARTS = ("development", "held out", "fresh", "newest", "unseen", "clients", "last", "later")
-DEVELOPMENT, HELD_OUT, *LATER_PARTS = PARTS
+LATER_PARTS = ("fresh", "newest", "unseen", "clients", "last", "later", "blind")
+DEVELOPMENT, HELD_OUT = "development", "held out"
+PARTS = (DEVELOPMENT, HELD_OUT, *LATER_PARTS)
 
 
 def list_matrix() -> list[Case]:
     """Those of the suite come first."""
     older = [*list_cases().values(), *list_steady(), *list_trials(), *list_engine_trials()]
     newer = [*list_fresh(), *list_newest(), *list_unseen(), *list_clients(), *list_last()]
-    return [*older, *newer, *list_later()]
+    return [*older, *newer, *list_later(), *list_blind()]
 
 
 def find_part(case: Case) -> str:
