@@ -203,7 +203,8 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --output benchmarks/results/nccl_overhead.json
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --only ddp --connections 1 --output benchmarks/results/nccl_overhead_connections.json
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_truth.py --parcel runs/nccl_truth.tar
-	PYTHONPATH=src $(PYTHON) benchmarks/nccl_faults.py --parcel runs/nccl_faults.tar
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_faults.py --set first --parcel runs/nccl_faults.tar
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_faults.py --set more --parcel runs/nccl_faults_more.tar
 	PYTHONPATH=src $(PYTHON) benchmarks/engine_gpu.py --output benchmarks/results/engine_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/trace_faults.py --record runs/trace_faults
 	PYTHONPATH=src $(PYTHON) benchmarks/memory_strategies.py --device cuda --output benchmarks/results/memory_strategies_gpu.json

@@ -52,7 +52,7 @@ class Expected:
     """What the diagnosis has to say."""
 
     codes: tuple[str, ...]
-    """Any of these names the cause."""
+    """Any of these names the cause; none: healthy, and there is nothing to say."""
     ranks: tuple[int, ...] = ()
     """The culprits; empty: nobody in particular."""
     words: tuple[str, ...] = ()
@@ -69,8 +69,22 @@ class Case:
     faults: tuple[Fault, ...] = ()
     other: Program | None = None
     """The faulty program, where it is built in another way."""
+    also: tuple[Expected, ...] = ()
+    """Further faults beside the first, each to be named; their prices add up."""
     is_timed: bool = True
     """Whether its cost is time."""
+    has_price: bool = True
+    """Whether its cost can be told from a recording: not where the twin computes in another way."""
+    set_name: str = "first"
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.expected.codes
+
+    @property
+    def since(self) -> int:
+        """The step from which all its faults are there."""
+        return max((fault.since for fault in self.faults), default=0)
 
     @property
     def num_ranks(self) -> int:

@@ -46,6 +46,8 @@ class Moment(StrEnum):
     IN_BACKWARD = "in backward"
     """At the middle block."""
     BEFORE_OPTIMIZER = "before optimizer"
+    IN_OPTIMIZER = "in optimizer"
+    """At the end of its step."""
     AFTER_OPTIMIZER = "after optimizer"
     IN_MATRICES = "in matrices"
     """After every linear layer, forward and backward: `act` gets it through `training.linear`."""
@@ -60,11 +62,16 @@ class Fault:
     ranks: tuple[int, ...] | None = None
     """None: all."""
     every: int = 1
+    since: int = 0
+    """Its first step."""
+    until: int | None = None
+    """The step before which it ends."""
     phase: str = ""
     """What people call it, if it is a part of training: `checkpoint`, `eval`."""
 
     def strikes(self, step: int) -> bool:
-        return step % self.every == self.every - 1
+        is_time = self.since <= step and (self.until is None or step < self.until)
+        return is_time and step % self.every == self.every - 1
 
 
 # --- the model -------------------------------------------------------------------------------
@@ -180,8 +187,10 @@ class Training:
 
     layout: Layout | None = None
     """Told to the recorder, where a user would have to."""
+    block_type: type[nn.Module] = Block
+    """Its layers."""
 
-    def __init__(self, place: Place, size: Size) -> None:
+    def __init__(self, place: Place, size: Any) -> None:
         self.place = place
         self.size = size if place.is_cuda else size.shrink()
         self.num_steps = 0
@@ -241,6 +250,9 @@ class Training:
             block = self.find_middle_block()
             hook = lambda *_: self.reach(Moment.IN_BACKWARD)  # noqa: E731
             self._handles.append(block.register_full_backward_hook(hook))
+        if Moment.IN_OPTIMIZER in moments:
+            hook = lambda *_: self.reach(Moment.IN_OPTIMIZER)  # noqa: E731
+            self._handles.append(self.optimizer.register_step_post_hook(hook))
         if Moment.IN_MATRICES in moments:
             self._hook_matrices()
 
@@ -255,7 +267,7 @@ class Training:
                 self._handles.append(module.register_full_backward_hook(reach))
 
     def find_middle_block(self) -> nn.Module:
-        blocks = [module for module in self.model.modules() if isinstance(module, Block)]
+        blocks = [one for one in self.model.modules() if isinstance(one, self.block_type)]
         return blocks[len(blocks) // 2]
 
     def reach(self, moment: Moment) -> None:
@@ -374,6 +386,12 @@ def wrap_fsdp2(model: nn.Module, place: Place, settings: LoopSettings) -> nn.Mod
     return _shard(model, mesh)
 
 
+def wrap_fsdp2_kept(model: nn.Module, place: Place, settings: LoopSettings) -> nn.Module:
+    """What forward gathered is kept for backward."""
+    mesh = init_device_mesh(place.device.type, (place.num_ranks,), mesh_dim_names=("dp",))
+    return _shard(model, mesh, reshard_after_forward=False)
+
+
 def wrap_tp_fsdp2(model: nn.Module, place: Place, settings: LoopSettings) -> nn.Module:
     """Tensor parallel in the feed-forward layers, FSDP2 across."""
     shape = (place.num_ranks // 2, 2)
@@ -385,17 +403,22 @@ def wrap_tp_fsdp2(model: nn.Module, place: Place, settings: LoopSettings) -> nn.
     return wrapped
 
 
-def _shard(model: nn.Module, mesh: Any) -> nn.Module:
+def _shard(model: nn.Module, mesh: Any, **settings: Any) -> nn.Module:
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, **settings)
+    return fully_shard(model, mesh=mesh, **settings)
 
 
 class Pipelined(Training):
-    """torch.distributed.pipelining, 1F1B."""
+    """torch.distributed.pipelining."""
 
     def __init__(
-        self, place: Place, size: Size, stage_layers: Sequence[int], num_microbatches: int
+        self,
+        place: Place,
+        size: Size,
+        stage_layers: Sequence[int],
+        num_microbatches: int,
+        make_schedule: Callable[..., Any],
     ) -> None:
         super().__init__(place, size)
         self.layout = Layout(pp=place.num_ranks)
@@ -405,7 +428,7 @@ class Pipelined(Training):
         self.optimizer = make_optimizer(self.model)
         stage = PipelineStage(self.model, rank, place.num_ranks, place.device)
         count = min(num_microbatches, self.size.batch)
-        self.schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=measure_loss)
+        self.schedule = make_schedule(stage, n_microbatches=count, loss_fn=measure_loss)
         loader = DataLoader(Batches(self, self.size, seed=0), batch_size=None)
         self.batches = iter(loader)
 
@@ -578,12 +601,13 @@ def pipelined(
     stage_layers: tuple[int, ...] = (2, 2, 2, 2),
     num_microbatches: int = 8,
     size: Size = SHARED,
+    make_schedule: Callable[..., Any] = Schedule1F1B,
 ) -> Program:
     whole = replace(size, layers=sum(stage_layers))
     return Program(
         name=name,
         num_ranks=len(stage_layers),
-        make=lambda place: Pipelined(place, whole, stage_layers, num_microbatches),
+        make=lambda place: Pipelined(place, whole, stage_layers, num_microbatches, make_schedule),
     )
 
 

@@ -1,11 +1,14 @@
 """The bench of NCCL ranks runs where there is no GPU, and its judges read what it writes."""
 
+import itertools
 import json
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import nccl_faults
 import nccl_overhead
@@ -13,8 +16,10 @@ import nccl_truth
 import pytest
 import torch
 from nccl_bench import Place, choose
+from nccl_faults import CASES
 from nccl_kernels import measure_kernels
 from nccl_parcel import unpack
+from nccl_programs import Fault, Moment
 
 from meshscope.store.read.run import open_run
 
@@ -72,6 +77,85 @@ def test_faults_are_recorded_beside_their_twin_and_judged(tmp_path: Path, place:
         "one_slow_loader": True,
         "one_leak": False,
     }
+
+
+def test_a_healthy_variant_is_recorded_without_a_price(tmp_path: Path, place: Place) -> None:
+    parcel, output = tmp_path / "faults.tar", tmp_path / "verdicts.json"
+    options = Namespace(parcel=parcel, steps=6, blocks=1, timed_steps=1, warmup_steps=1)
+    nccl_faults.record(place, "healthy_photos_start", options)
+    nccl_faults.judge_all([parcel], output)
+    rows = json.loads(output.read_text(encoding="utf-8"))
+    assert {name: (row["set"], row.get("is_healthy")) for name, row in rows.items()} == {
+        "photos_clean": ("more", None),
+        "healthy_photos_start": ("more", True),
+    }
+
+
+def test_a_fault_has_its_steps() -> None:
+    fault = Fault(moment=Moment.FETCH, act=lambda _: None, since=4, until=9, every=2)
+    assert [step for step in range(12) if fault.strikes(step)] == [5, 7]
+
+
+def test_a_fault_that_begins_later_is_timed_at_work(tmp_path: Path, place: Place) -> None:
+    struck: list[int] = []
+    fault = Fault(
+        moment=Moment.BEFORE_FORWARD,
+        act=lambda training: struck.append(training.num_steps),
+        since=4,
+        every=2,
+    )
+    clean = replace(CASES["photos_evaluated"].clean, name="clean")
+    case = replace(CASES["photos_evaluated"], clean=clean, faults=(fault,))
+    training = clean.build(place)
+    options = Namespace(timed_steps=2, blocks=3)
+    times = nccl_faults.time_twins(case, training, training, options)
+    # One step is not timed, then two are, of which every second has it; and so in each block.
+    assert (len(times), struck) == (3, [5, 5, 5])
+
+
+def test_a_late_fault_costs_its_part_of_the_steps() -> None:
+    times = [[[10.0, 14.0], [10.0, 18.0]]]
+    cost = nccl_faults.measure_cost(times, 0.5)
+    assert cost == nccl_faults.Cost(clean_ms=10.0, faulty_ms=13.0, lost_ms=3.0, scatter_ms=1.0)
+
+
+def test_of_two_faults_each_is_named_and_their_prices_add_up() -> None:
+    case = CASES["mixer_fsdp4_two_faults"]
+    wanted, culprits = (case.expected, *case.also), {0, 3}
+
+    def find(code: str, ranks: tuple[int, ...], title: str, ms: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            code=code, ranks=ranks, title=title, summary="", saved_ns=round(ms * 1e6)
+        )
+
+    first = find("ST001", (0,), "rank 0 is slow in backward", 12)
+    again = find("ST004", (0,), "rank 0 has more to do in backward", 5)
+    second = find("ST001", (3,), "rank 3 is slow in optimizer", 16)
+    both = find("ST001", (0, 3), "slow in backward and optimizer", 28)
+    other = find("ST001", (0, 1), "slow in backward", 9)
+
+    def answer(*findings: SimpleNamespace) -> tuple[list[bool], float | None]:
+        answers = [
+            [one for one in findings if nccl_faults.is_about(one, each, culprits)]
+            for each in wanted
+        ]
+        has = list(map(nccl_faults.has_culprits, answers, wanted))
+        return has, nccl_faults.add_prices(answers)
+
+    assert answer(first, again, second) == ([True, True], 28.0)
+    assert answer(first) == ([True, False], 12.0)
+    assert answer(both) == ([True, True], 28.0)
+    assert answer(other) == ([False, False], None)
+
+
+def test_cases_with_the_same_clean_program_stand_together() -> None:
+    for set_name in nccl_faults.SETS:
+        cases = [case for case in CASES.values() if case.set_name == set_name]
+        runs = [name for name, _ in itertools.groupby(case.clean.name for case in cases)]
+        assert len(runs) == len(set(runs))
+    programs = {(case.clean.name, id(case.clean)) for case in CASES.values()}
+    assert len({name for name, _ in programs}) == len(programs)
+    assert not {name for name, _ in programs} & set(CASES)
 
 
 def test_blocks_take_turns_and_are_summarized(place: Place) -> None:
