@@ -171,7 +171,8 @@ class Sampling:
             is_sparse = bool(
                 run("operation stride", self._choose_operations, step, end_ns, is_wanted)
             )
-        marking.choose(step, end_ns, is_wanted=is_sparse)
+        stride = 1 if collectives is None else collectives.operation_stride
+        marking.choose(step, end_ns, is_wanted=is_sparse, operation_stride=stride)
         next_ns = min(
             self._next_sample_ns, self._next_memory_ns, self._profiles.visit_flops(step, end_ns)
         )

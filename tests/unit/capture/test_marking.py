@@ -23,7 +23,7 @@ class Device:
         return 4 * self.is_marked
 
 
-def mark(cost_ns, *, step_ns, num_steps=512, wanted=(), gap_ns=0):
+def mark(cost_ns, *, step_ns, num_steps=512, wanted=(), gap_ns=0, operation_stride=1):
     """The steps that are marked."""
     device = Device(cost_ns)
     timeline = SimpleNamespace(device=device, step_start_ns=0)
@@ -41,7 +41,9 @@ def mark(cost_ns, *, step_ns, num_steps=512, wanted=(), gap_ns=0):
         timeline.step_start_ns = now_ns + gap_ns
         now_ns += step_ns + gap_ns
         marking.end_step(now_ns)
-        marking.choose(step, now_ns, is_wanted=step + 1 in wanted)
+        marking.choose(
+            step, now_ns, is_wanted=step + 1 in wanted, operation_stride=operation_stride
+        )
     return marked
 
 
@@ -73,6 +75,13 @@ def test_early_steps_may_cost_twice_as_much():
 def test_early_steps_cost_no_more_where_they_have_marks_enough():
     early, late = count_early_and_late(400_000, 52)  # of a rank that shares its device
     assert 14 <= late <= early <= 20
+
+
+def test_early_steps_are_marked_no_more_often_than_their_operations_are_recorded():
+    """Those of a pipeline: one in 16 at first; later marks have a limit of their own."""
+    marked = mark(400_000, step_ns=57 * MS, operation_stride=16)
+    assert [step for step in marked if step < 64] == [0, 13, 34, 47]
+    assert len([step for step in marked if 256 <= step < 320]) >= 12
 
 
 def test_gaps_between_steps_count():

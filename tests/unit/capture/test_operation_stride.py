@@ -52,6 +52,7 @@ def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
     monkeypatch.setattr(operation_stride, "MAX_STRIDE", 4)
     monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e-9)
     monkeypatch.setattr(operation_stride, "SPARSE_SHARE", 1e-9)
+    monkeypatch.setattr(operation_stride, "EARLY_SHARE", 1e-9)
     resting = {}
 
     def look(step, recorder):
@@ -81,6 +82,7 @@ def test_torch_has_its_own_functions_in_steps_that_are_not_recorded(
     monkeypatch.setattr(operation_stride, "MAX_STRIDE", 4)
     monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e-9)
     monkeypatch.setattr(operation_stride, "SPARSE_SHARE", 1e-9)
+    monkeypatch.setattr(operation_stride, "EARLY_SHARE", 1e-9)
     functional = torch.ops._c10d_functional.all_reduce
     places = [(dist.ProcessGroup, "allreduce"), (dist.Work, "wait"), (functional, "_op")]
     own = [vars(owner).get(name) for owner, name in places]

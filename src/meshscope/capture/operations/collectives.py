@@ -245,11 +245,16 @@ class CollectiveTap:
             self._follower.device.queue_waits()
             self._follower.device.read()
 
+    @property
+    def operation_stride(self) -> int:
+        """The operations of one step in so many are recorded."""
+        return self._stride.stride
+
     def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> bool:
         """Chooses whether the next step's operations are recorded; whether they are, and those of
         other steps are not."""
         self._stride.end_step(step, start_ns, end_ns, is_wanted=is_wanted)
-        return self._stride.stride > 1 and not self._log.is_resting
+        return self.operation_stride > 1 and not self._log.is_resting
 
     def note_probe(self, event: Any, issued_ns: int) -> None:
         """Times of operations are placed by probes of the device's clock."""
