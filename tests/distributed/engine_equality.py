@@ -3,8 +3,7 @@
     python -m tests.distributed.engine_equality FOLDER [--full | --cuda]
 
 Leaves `FOLDER/results.jsonl`, one line for each case: the largest differences of losses, gradients
-and weights from the single-process model over all steps and ranks. Plain SGD with momentum at a
-real learning rate: Adam would hide wrong scales.
+and weights from the single-process model over all steps and ranks.
 """
 
 import dataclasses
@@ -21,6 +20,18 @@ from typing import Any
 
 import torch
 from tests.distributed.fork_ranks import import_everything, run_ranks
+from tests.distributed.one_process import (
+    CONFIGS,
+    LEARNING_RATE,
+    LLAMA,
+    MOMENTUM,
+    NUM_STEPS,
+    SEED,
+    Reference,
+    make_tokens,
+    train_reference,
+    train_references,
+)
 from torch import Tensor
 
 from meshscope.core.config.train_config import (
@@ -33,43 +44,18 @@ from meshscope.core.config.train_config import (
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
 from meshscope.core.schedule_search import StageCosts, search_schedule
-from meshscope.engine import ModelConfig, build_stage, find_parameter_shards
+from meshscope.engine import find_parameter_shards
 from meshscope.engine.engine import Engine
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.model.dtensor_parallel import gather_full_tensors
 
-NUM_STEPS = 5
-LEARNING_RATE = 0.5
-MOMENTUM = 0.9
-SEED = 5
 GLOBAL_BATCH_SIZE = 16
 TOLERANCE = 1e-5
 SECONDS_PER_CASE = 60
 NUM_MICROBATCHES = {1: 8, 2: 8, 4: 4}
 """By dp: with pp 4 every schedule needs at least 4."""
 
-LLAMA = ModelConfig(
-    vocab_size=61,
-    num_layers=8,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden_size=48,
-    sequence_length=16,
-    init_std=0.14,  # where five steps at this learning rate amplify rounding little
-)
-MODELS = {
-    "llama": LLAMA,
-    "gpt tied": dataclasses.replace(
-        LLAMA,
-        num_kv_heads=4,
-        norm="layernorm",
-        position="learned",
-        activation="gelu",
-        bias=True,
-        tie_embeddings=True,
-    ),
-}
+MODELS = {"llama": LLAMA, "gpt tied": CONFIGS["tied_gpt"]}
 OFFLOAD_DIR = Path(tempfile.gettempdir()) / "meshscope-equality"
 UNEVEN_SIZES = {1: (8,), 2: (5, 3), 4: (3, 1, 2, 2), 8: (1,) * 8}
 """Layers of each stage, by the number of stages."""
@@ -159,42 +145,14 @@ class Case:
         )
 
 
-def make_tokens() -> Tensor:
-    """One batch for all steps, so that it learns."""
-    shape = (GLOBAL_BATCH_SIZE, LLAMA.sequence_length + 1)
-    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(3))
-
-
-@dataclass
-class Reference:
-    """What one process computes."""
-
-    losses: list[float]
-    gradients: list[dict[str, Tensor]]
-    norms: list[float]
-    weights: dict[str, Tensor]
-
-
-def train_reference(config: ModelConfig) -> Reference:
-    model = build_stage(config, seed=SEED)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM)
-    found = Reference([], [], [], {})
-    tokens = make_tokens()
-    for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        found.losses.append(loss.item())
-        found.gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        found.norms.append(norm.item())
-        optimizer.step()
-    found.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return found
-
-
 REFERENCES: dict[str, Reference] = {}
-"""Filled before ranks are forked, from what a process of its own has trained."""
+"""Filled before ranks are forked."""
+
+
+def make_references() -> dict[str, Reference]:
+    tokens = make_tokens(GLOBAL_BATCH_SIZE)
+    batch = tokens[:, :-1], tokens[:, 1:]
+    return {name: train_reference(config, [batch]) for name, config in MODELS.items()}
 
 
 @dataclass
@@ -259,7 +217,7 @@ def compare(case: Case, mesh: Mesh) -> Differences:
     began = time.monotonic()
     reference = REFERENCES[case.model]
     engine = Engine(case.make_config(), mesh=mesh, device=mesh.device)
-    tokens = make_tokens()
+    tokens = make_tokens(GLOBAL_BATCH_SIZE)
     found = Differences()
 
     def widen(name: str, difference: float, culprit: str = "") -> None:
@@ -271,7 +229,7 @@ def compare(case: Case, mesh: Mesh) -> Differences:
     for step in range(NUM_STEPS):
         result = take_step(engine, case, tokens)
         found.first_loss, found.last_loss = found.first_loss or result.loss, result.loss
-        widen("loss", abs(result.loss - reference.losses[step]))
+        widen("loss", abs(result.loss - reference.losses[step][0]))
         widen("norm", abs(result.gradient_norm - reference.norms[step]))
         for name, found_part, expected in pair_up(engine, "grad", reference.gradients[step]):
             widen("gradient", measure_difference(found_part, expected), f"{name} step {step}")
@@ -432,13 +390,7 @@ def make_cuda_selection() -> list[Case]:
 def main(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
     import_everything()
     folder.mkdir(parents=True, exist_ok=True)
-
-    def train_references(rank: int, world_size: int) -> None:
-        found = {name: train_reference(config) for name, config in MODELS.items()}
-        torch.save(found, folder / "references.pt")
-
-    assert run_ranks(train_references, 1) == [0]
-    REFERENCES.update(torch.load(folder / "references.pt", weights_only=False))
+    REFERENCES.update(train_references(folder, make_references))
     world_sizes = sorted({case.world_size for case in cases})
     for world_size in world_sizes:
         run_cases([case for case in cases if case.world_size == world_size], folder)

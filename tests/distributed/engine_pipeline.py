@@ -22,6 +22,18 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from tests.distributed.fork_ranks import import_everything, run_ranks
+from tests.distributed.one_process import (
+    CONFIGS,
+    LEARNING_RATE,
+    LLAMA,
+    MICROBATCH_SIZE,
+    MOMENTUM,
+    SEED,
+    Reference,
+    make_microbatches,
+    train_reference,
+    train_references,
+)
 from torch import Tensor, nn
 
 from meshscope.core.schedule import Schedule, count_peak_activations
@@ -35,87 +47,25 @@ from meshscope.engine import (
 )
 from meshscope.engine.pipeline.pipeline import (
     ActionLog,
-    Microbatch,
     PipelineError,
     PipelineExecutor,
 )
 from meshscope.engine.pipeline.torch_schedule import TORCH_SCHEDULES, TorchScheduleExecutor
 from meshscope.errors import UsageError
 
-NUM_STEPS = 5
-LEARNING_RATE = 0.5
-MOMENTUM = 0.9
-SEED = 5
-MICROBATCH_SIZE = 2
 NUM_MICROBATCHES = {2: 6, 4: 8}
 RAISE_TIMEOUT_SECONDS = 2.0
 
-LLAMA = ModelConfig(
-    vocab_size=61,
-    num_layers=8,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden_size=48,
-    sequence_length=16,
-    init_std=0.14,  # where five steps at this learning rate amplify rounding little
-)
-CONFIGS = {
-    "llama": LLAMA,
-    "tied": dataclasses.replace(LLAMA, tie_embeddings=True),
-    "gpt": dataclasses.replace(
-        LLAMA, num_kv_heads=4, norm="layernorm", position="learned", activation="gelu", bias=True
-    ),
-}
-
-
-@dataclass
-class Reference:
-    """What one process computes."""
-
-    losses: list[list[float]] = field(default_factory=list)
-    """Of each step, of each microbatch."""
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-
-
-def make_microbatches(num_microbatches: int) -> list[Microbatch]:
-    """One batch for all steps, so that it learns."""
-    shape = (num_microbatches, MICROBATCH_SIZE, LLAMA.sequence_length + 1)
-    tokens = torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(3))
-    return [(part[:, :-1], part[:, 1:]) for part in tokens]
-
-
-def train_reference(config: ModelConfig, num_microbatches: int) -> Reference:
-    model = build_stage(config, seed=SEED)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM)
-    found = Reference()
-    for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        losses = [model(*microbatch) for microbatch in make_microbatches(num_microbatches)]
-        torch.stack(losses).mean().backward()
-        found.losses.append([loss.item() for loss in losses])
-        found.gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-        optimizer.step()
-    found.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return found
-
-
 REFERENCES: dict[tuple[str, int], Reference] = {}
-"""Filled before ranks are forked, from what a process of its own has trained: a CUDA build of torch
-cannot run a backward after a fork if its parent has."""
+"""By model and microbatches; filled before ranks are forked."""
 
 
-def train_references(folder: Path) -> Callable[[int, int], None]:
-    def job(rank: int, num_ranks: int) -> None:
-        found = {
-            (name, num_microbatches): train_reference(config, num_microbatches)
-            for name, config in CONFIGS.items()
-            for num_microbatches in NUM_MICROBATCHES.values()
-        }
-        torch.save(found, folder / "references.pt")
-
-    return job
+def make_references() -> dict[tuple[str, int], Reference]:
+    return {
+        (name, count): train_reference(CONFIGS[name], make_microbatches(count))
+        for name in ("llama", "tied", "gpt")
+        for count in NUM_MICROBATCHES.values()
+    }
 
 
 @dataclass
@@ -454,9 +404,7 @@ def run_raising(folder: Path) -> Callable[[int, int], None]:
 
 def main(folder: Path) -> None:
     import_everything()
-    if run_ranks(train_references(folder), 1) != [0]:
-        sys.exit("the single-process models could not be trained")
-    REFERENCES.update(torch.load(folder / "references.pt", weights_only=False))
+    REFERENCES.update(train_references(folder, make_references))
     for num_ranks in NUM_MICROBATCHES:
         exit_codes = run_ranks(run_cases(folder), num_ranks)
         if any(exit_codes):

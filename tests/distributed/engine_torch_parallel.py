@@ -20,6 +20,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.distributed.fork_ranks import import_everything, run_ranks
+from tests.distributed.one_process import (
+    CONFIGS,
+    LEARNING_RATE,
+    LLAMA,
+    MICROBATCH_SIZE,
+    MOMENTUM,
+    NUM_STEPS,
+    SEED,
+    Reference,
+    make_microbatches,
+    train_reference,
+    train_references,
+)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,35 +61,12 @@ from meshscope.engine.model.dtensor_parallel import (
     parallelize_stage,
     reduce_partial_gradients,
 )
-from meshscope.engine.pipeline.pipeline import Microbatch, NoRecorder, PipelineExecutor
+from meshscope.engine.pipeline.pipeline import NoRecorder, PipelineExecutor
 from meshscope.engine.update.gradient_norm import clip_gradient_norm, sync_tied_gradients
 from meshscope.errors import UsageError
 
-NUM_STEPS = 5
-LEARNING_RATE = 0.5
-MOMENTUM = 0.9
-SEED = 5
-MICROBATCH_SIZE = 2
 NUM_MICROBATCHES = 4
 
-LLAMA = ModelConfig(
-    vocab_size=61,
-    num_layers=4,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden_size=48,
-    sequence_length=16,
-    init_std=0.14,  # where five steps at this learning rate amplify rounding little
-)
-CONFIGS = {
-    "llama": LLAMA,
-    "tied": dataclasses.replace(LLAMA, tie_embeddings=True),
-    "gpt": dataclasses.replace(
-        LLAMA, num_kv_heads=4, norm="layernorm", position="learned", activation="gelu", bias=True
-    ),
-}
-CONFIGS["tied_gpt"] = dataclasses.replace(CONFIGS["gpt"], tie_embeddings=True)
 EVEN = ModelConfig(
     vocab_size=64,
     num_layers=3,
@@ -89,56 +79,18 @@ EVEN = ModelConfig(
 """Everything divides by two, so that parts have no padding."""
 
 
-@dataclass
-class Reference:
-    """What one process computes."""
-
-    losses: list[list[float]] = field(default_factory=list)
-    """Of each step, of each microbatch of all dp ranks."""
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-
-
-def make_microbatches(dp: int, num_microbatches: int = NUM_MICROBATCHES) -> list[Microbatch]:
-    """Those of all dp ranks, one after the other; the same in all steps, so that it learns."""
-    shape = (dp * num_microbatches, MICROBATCH_SIZE, LLAMA.sequence_length + 1)
-    tokens = torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(3))
-    return [(part[:, :-1], part[:, 1:]) for part in tokens]
-
-
-def train_reference(config: ModelConfig, dp: int, num_microbatches: int) -> Reference:
-    model = build_stage(config, seed=SEED)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM)
-    found = Reference()
-    for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        losses = [model(*microbatch) for microbatch in make_microbatches(dp, num_microbatches)]
-        torch.stack(losses).mean().backward()
-        found.losses.append([loss.item() for loss in losses])
-        found.gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
-        squares = [p.grad.double().square().sum() for p in model.parameters()]
-        found.norms.append(torch.stack(squares).sum().sqrt().item())
-        optimizer.step()
-    return found
-
-
 REFERENCES: dict[tuple[ModelConfig, int, int], Reference] = {}
-"""By model, dp and microbatches of a rank. A process of its own trains: see `engine_pipeline`."""
+"""By model, dp and microbatches of a rank; these are of all dp ranks, one after the other."""
 
 
-def train_references(folder: Path) -> Callable[[int, int], None]:
-    def job(rank: int, num_ranks: int) -> None:
-        found = {
-            key: train_reference(*key)
-            for key in {
-                (case.model, case.dp, case.num_microbatches)
-                for cases in CASES.values()
-                for case in cases
-            }
-        }
-        torch.save(found, folder / "references.pt")
-
-    return job
+def make_references() -> dict[tuple[ModelConfig, int, int], Reference]:
+    keys = {
+        (case.model, case.dp, case.num_microbatches) for cases in CASES.values() for case in cases
+    }
+    return {
+        (model, dp, count): train_reference(model, make_microbatches(dp * count))
+        for model, dp, count in keys
+    }
 
 
 # --- one case ------------------------------------------------------------------------------------
@@ -289,7 +241,7 @@ def run_case(case: Case) -> Found:
     )
     own = slice(dp_rank * case.num_microbatches, (dp_rank + 1) * case.num_microbatches)
     reference = REFERENCES[case.model, case.dp, case.num_microbatches]
-    microbatches = make_microbatches(case.dp, case.num_microbatches)[own]
+    microbatches = make_microbatches(case.dp * case.num_microbatches)[own]
     optimizer = torch.optim.SGD(
         [p for stage in stages.values() for p in stage.parameters()],
         LEARNING_RATE,
@@ -405,7 +357,7 @@ def count_fsdp_collectives(zero_stage: int, mesh: DeviceMesh) -> dict[str, int]:
     schedule = build_schedule("gpipe", 1, NUM_MICROBATCHES)
     last = find_last_backwards(schedule, 0)
     executor = PipelineExecutor(schedule, {0: stage}, record=Announcer(parallel, last))
-    microbatches = make_microbatches(1)
+    microbatches = make_microbatches(NUM_MICROBATCHES)
 
     def step() -> None:
         executor.run_step(microbatches)
@@ -420,7 +372,7 @@ def count_dtensor_collectives(mesh: DeviceMesh, *, sequence_parallel: bool) -> d
     stage = parallelize_stage(
         build_stage(PLAIN.model, seed=SEED), mesh, sequence_parallel=sequence_parallel
     )
-    microbatch = make_microbatches(1)[0]
+    microbatch = make_microbatches(NUM_MICROBATCHES)[0]
 
     def step() -> None:
         stage(*microbatch).backward()
@@ -540,7 +492,7 @@ def check_mixed_precision(mesh: DeviceMesh) -> dict[str, Any]:
     losses = []
     count = PLAIN.num_microbatches
     own = slice(dist.get_rank() * count, (dist.get_rank() + 1) * count)
-    for inputs, targets in make_microbatches(2, count)[own]:
+    for inputs, targets in make_microbatches(2 * count)[own]:
         loss = stage(inputs, targets)
         (loss / count).backward()
         losses.append(loss.item())
@@ -623,9 +575,7 @@ def run_cases(folder: Path) -> Callable[[int, int], None]:
 def main(folder: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import_everything()
-    if any(run_ranks(train_references(folder), 1)):
-        sys.exit("the references failed")
-    REFERENCES.update(torch.load(folder / "references.pt", weights_only=False))
+    REFERENCES.update(train_references(folder, make_references))
     for num_ranks in CASES:
         exit_codes = run_ranks(run_cases(folder), num_ranks)
         if any(exit_codes):
