@@ -7,24 +7,17 @@ import pytest
 
 import meshscope
 from builders import MS, make_run
+from fake_clock import FakeClock
 from meshscope.analyze.training.totals import Counter, TimedName
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 
 
-class FakeClock:
-    def __init__(self):
-        self.now_ns = 7_000 * MS
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-
 @pytest.fixture
 def recorded(tmp_path):
     """A recorder on a clock, and a function that ends it and studies what it recorded."""
-    clock = FakeClock()
+    clock = FakeClock(7_000 * MS)
     config = RecorderConfig(provenance=False, gc_pauses=False, memory=False)
     recorder = Recorder(tmp_path / "run", config=config, clock=clock)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshscope.capture.recorder import Recorder
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import SpanFlag
@@ -109,3 +110,12 @@ _STEP_COLUMNS = (
     "flags",
     "input_tokens",
 )
+
+
+def finish(recorder: Recorder, **errors: int) -> Recorded:
+    """Ends a recorder that has met these errors."""
+    run_dir = recorder.run_dir
+    recorder.close()
+    assert recorder.guard.counts == errors
+    assert run_dir is not None
+    return read_recorded(run_dir)

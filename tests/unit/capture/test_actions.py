@@ -6,59 +6,18 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from recorded import Recorded, read_recorded
+from recorded import Recorded, finish, read_recorded
 
+from fake_clock import FakeClock
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import ACTION_KINDS, BUILTIN_NAMES, ActionFlag
 
 F, B, I, W = range(4)  # noqa: E741 - the letters of the schedules
-
-
-class FakeClock:
-    """Moves only when told to."""
-
-    def __init__(self):
-        self.now_ns = 1_000
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def advance(self, nanoseconds: int) -> None:
-        self.now_ns += nanoseconds
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def rec(tmp_path: Path, clock: FakeClock):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False), clock=clock)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def alone():
-    """A gloo group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def finish(rec: Recorder) -> Recorded:
-    run_dir = rec.run_dir
-    rec.close()
-    assert rec.guard.counts == {}
-    assert run_dir is not None
-    return read_recorded(run_dir)
 
 
 def rows(recorded: Recorded, table: str = "actions") -> list[dict[str, int]]:

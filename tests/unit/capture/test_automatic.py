@@ -1,11 +1,11 @@
 """Real torch loops of every shape, recorded automatically: what a step holds must be right."""
 
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from recorded import Recorded, read_recorded
+from recorded import finish as end_recording
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,24 +16,8 @@ from meshscope.store.schema import StepFlag
 WIDTH = 8
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def recorder(tmp_path: Path):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
-    yield made
-    made.close()
-
-
 def finish(recorder: Recorder) -> Recorded:
-    run_dir = recorder.run_dir
-    recorder.close()
-    assert recorder.guard.counts == {}
-    assert run_dir is not None
-    recorded = read_recorded(run_dir)
+    recorded = end_recording(recorder)
     assert_exact(recorded)
     return recorded
 
@@ -642,14 +626,7 @@ def test_gradients_are_the_same_with_and_without_recording(recorder):
     assert torch.equal(recorded, plain)
 
 
-@pytest.fixture
-def _fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_function_compiled_as_one_graph_may_call_a_watched_model(recorder):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -663,7 +640,7 @@ def test_a_function_compiled_as_one_graph_may_call_a_watched_model(recorder):
     assert [step.names for step in recorded.steps] == [["backward", "optimizer"]] * 3
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_timed_from_outside(recorder):
     model = torch.compile(make_model(), backend="eager", fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -680,7 +657,7 @@ def test_a_compiled_model_is_timed_from_outside(recorder):
     ]
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_model_compiled_in_place_still_compiles_as_one_graph(recorder):
     model = Checkpointed(use_reentrant=False)  # of torch's own modules alone nothing is compiled
     model.compile(backend="eager", fullgraph=True)
@@ -700,7 +677,7 @@ def test_a_model_compiled_in_place_still_compiles_as_one_graph(recorder):
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch's own, when inductor loads
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_optimizer_step_still_compiles(recorder):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,7 +4,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from recorded import Recorded, read_recorded
+from recorded import finish, read_recorded
 
 import meshscope
 from meshscope.capture import native_steps
@@ -13,22 +13,6 @@ from meshscope.capture.steps.device_events import Mark
 from meshscope.store.schema import ScalarFlag, SpanFlag
 
 MS = 1_000_000
-
-
-class FakeClock:
-    def __init__(self):
-        self.now_ns = 5_000 * MS
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def spend(self, milliseconds: float) -> None:
-        self.now_ns += round(milliseconds * MS)
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture(params=["native", "plain"])
@@ -41,13 +25,6 @@ def rec(request, tmp_path, clock, monkeypatch):
     made.close()
 
 
-def finish(rec, **errors) -> Recorded:
-    run_dir = rec.run_dir
-    assert rec.guard.counts == errors
-    rec.close()
-    return read_recorded(run_dir)
-
-
 def in_ms(step) -> dict[str, float]:
     return {name: step.total_ns(name) / MS for name in step.names}
 
@@ -55,17 +32,17 @@ def in_ms(step) -> dict[str, float]:
 def test_marks_name_what_was_from_the_first_step_on(rec, clock):
     for _ in range(3):
         rec.begin_step()
-        clock.spend(2)
+        clock.advance(2 * MS)
         rec.mark("data")
-        clock.spend(3)
+        clock.advance(3 * MS)
         rec.mark("forward")
-        clock.spend(5)
+        clock.advance(5 * MS)
         rec.mark("backward")
-        clock.spend(1)
+        clock.advance(1 * MS)
         rec.mark("forward")  # again: times of a name add up
-        clock.spend(7)  # not named: unattributed
+        clock.advance(7 * MS)  # not named: unattributed
         rec.end_step()
-        clock.spend(100)
+        clock.advance(100 * MS)
     recorded = finish(rec)
     for step in recorded.steps:
         assert in_ms(step) == {"data": 2, "forward": 4, "backward": 5}
@@ -75,12 +52,12 @@ def test_marks_name_what_was_from_the_first_step_on(rec, clock):
 
 def test_phases_inside_take_their_time_from_the_mark(rec, clock):
     with rec.step():
-        clock.spend(1)
+        clock.advance(1 * MS)
         rec.mark("data")
-        clock.spend(2)
+        clock.advance(2 * MS)
         with rec.phase("comm"):
-            clock.spend(4)
-        clock.spend(8)
+            clock.advance(4 * MS)
+        clock.advance(8 * MS)
         rec.mark("forward")
     (step,) = finish(rec).steps
     assert in_ms(step) == {"data": 1, "comm": 4, "forward": 10}
@@ -90,10 +67,10 @@ def test_the_first_mark_claims_nothing_that_a_phase_before_it_had(rec, clock):
     for _ in range(2):
         with rec.step():
             with rec.phase("forward"):
-                clock.spend(4)
-            clock.spend(2)
+                clock.advance(4 * MS)
+            clock.advance(2 * MS)
             rec.mark("loss")
-            clock.spend(1)
+            clock.advance(1 * MS)
             rec.mark("metrics")
     first, second = finish(rec).steps
     assert in_ms(first) == {"forward": 4, "loss": 0, "metrics": 1}
@@ -104,7 +81,7 @@ def test_a_mark_where_it_means_nothing_is_counted_and_changes_nothing(rec, clock
     rec.mark("early")
     with rec.step():
         with rec.phase("forward"):
-            clock.spend(3)
+            clock.advance(3 * MS)
             rec.mark("inside")
         thread = threading.Thread(target=rec.mark, args=("elsewhere",))
         thread.start()
@@ -117,9 +94,9 @@ def test_a_mark_where_it_means_nothing_is_counted_and_changes_nothing(rec, clock
 def test_marks_survive_exceptions_pauses_and_a_new_attempt(rec, clock):
     def fail():
         with rec.step():
-            clock.spend(1)
+            clock.advance(1 * MS)
             rec.mark("data")
-            clock.spend(1)
+            clock.advance(1 * MS)
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
@@ -129,13 +106,13 @@ def test_marks_survive_exceptions_pauses_and_a_new_attempt(rec, clock):
         rec.mark("data")
     rec.resume()
     with rec.step():
-        clock.spend(6)
+        clock.advance(6 * MS)
         rec.mark("data")
     first, last = read_recorded(rec.run_dir).steps
     assert (in_ms(first), in_ms(last)) == ({"data": 1}, {"data": 6})
     rec.reset()
     with rec.step():
-        clock.spend(9)
+        clock.advance(9 * MS)
         rec.mark("data")
     (again,) = finish(rec).steps
     assert in_ms(again) == {"data": 9}
@@ -153,9 +130,9 @@ def test_marks_are_made_on_the_device_and_taken_back(rec, clock):
     rec.timeline.mark_device(device)
     with rec.step():
         start_ns = clock.now_ns
-        clock.spend(2)
+        clock.advance(2 * MS)
         rec.mark("forward")
-        clock.spend(1)
+        clock.advance(1 * MS)
     assert closed == [(rec.name_id("forward"), start_ns)]
     assert free == [start_ns + 2 * MS]
     rec.timeline.mark_device(None)
@@ -166,8 +143,8 @@ def test_a_timer_starts_here_and_stops_there(rec, clock):
     timer = rec.timer("upload")
     with rec.step(), rec.phase("forward"):
         timer.start()
-        clock.spend(3)
-    clock.spend(2)
+        clock.advance(3 * MS)
+    clock.advance(2 * MS)
     assert timer.is_running
     thread = threading.Thread(target=lambda: results.append(timer.stop()))
     results: list[float] = []
@@ -183,7 +160,7 @@ def test_a_timer_starts_here_and_stops_there(rec, clock):
 
 def test_a_duration_measured_elsewhere_is_a_part_of_the_open_phase(rec, clock):
     with rec.step(), rec.phase("forward"):
-        clock.spend(10)
+        clock.advance(10 * MS)
         rec.add_duration("attention", 0.004)
         rec.add_duration("too long", 0.007)  # 6 ms are left: it cannot be a part
     recorded = finish(rec)
@@ -207,14 +184,14 @@ def test_what_is_no_duration_is_counted(rec, seconds):
 
 def test_data_given_before_a_step_begin_it(rec, clock):
     for _ in range(3):
-        clock.spend(4)
+        clock.advance(4 * MS)
         rec.add_duration("data", 0.003)
-        clock.spend(1)
+        clock.advance(1 * MS)
         rec.begin_step()
-        clock.spend(5)
+        clock.advance(5 * MS)
         rec.mark("forward")
         rec.end_step()
-    clock.spend(1)
+    clock.advance(1 * MS)
     rec.add_duration("data", 60.0)  # longer than the gap: the step before keeps its time
     rec.begin_step()
     rec.end_step()
@@ -231,10 +208,10 @@ def test_data_given_before_a_step_begin_it(rec, clock):
 def test_given_durations_are_in_the_monitor(rec, clock):
     for _ in range(2):
         with rec.step():
-            clock.spend(6)
+            clock.advance(6 * MS)
             rec.add_duration("forward", 0.006)
             with rec.phase("backward"):
-                clock.spend(3)
+                clock.advance(3 * MS)
             rec.add_duration("forward", 0.002)  # that was backward: it is measured
             rec.log(tokens=100)
     stats = rec.stats()

@@ -22,14 +22,6 @@ from meshscope.store.schema import BUILTIN_NAMES, OperationFlag, WaitSource
 
 
 @pytest.fixture
-def alone():
-    """A gloo group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
 def recorder(tmp_path: Path, alone: None):
     made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     made.watch_communication()

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fake_clock import FakeClock
 from meshscope.capture.communication import (
     CommunicationConfig,
     CommunicationEvent,
@@ -37,22 +38,9 @@ MS = 1_000_000
 OK = int(Outcome.OK)
 
 
-class FakeClock:
-    """Moves only when told to."""
-
-    def __init__(self):
-        self.now_ns = 5_000
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def advance(self, nanoseconds: int) -> None:
-        self.now_ns += nanoseconds
-
-
 @pytest.fixture
 def clock() -> FakeClock:
-    return FakeClock()
+    return FakeClock(5_000)
 
 
 @pytest.fixture
@@ -70,7 +58,7 @@ def _no_default_is_left():
 
 
 def make_profiler(clock: FakeClock | None = None, **settings) -> CommunicationProfiler:
-    clock = clock or FakeClock()
+    clock = clock or FakeClock(5_000)
     return CommunicationProfiler(
         CommunicationConfig(**settings),
         rank=3,

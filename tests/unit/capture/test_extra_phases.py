@@ -5,7 +5,6 @@ import io
 import pickle
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,13 +20,6 @@ from meshscope.capture.recorder import Recorder
 from meshscope.store.read.run import open_run
 
 QUIET = RecorderConfig(provenance=False, communication=False, stack_dumps=False)
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +9,9 @@ from recorded import Recorded, read_recorded
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.recorder import Recorder
 
 NUM_BATCHES = 3
-
-
-@pytest.fixture
-def recorder(tmp_path: Path):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
-    yield made
-    made.close()
 
 
 class Program:

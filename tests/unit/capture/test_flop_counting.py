@@ -1,7 +1,6 @@
 """FLOPs of the real model: what is counted, what counting must leave alone, what is recorded."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -180,16 +179,9 @@ def test_a_measured_peak_is_that_of_the_products_it_made():
 # --- recorded ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def rec(tmp_path: Path):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
-    yield made
-    made.close()
-
-
-def train(rec, model, num_steps=3, num_microbatches=2):
+def train(recorder, model, num_steps=3, num_microbatches=2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rec.attach(model, optimizer)
+    recorder.attach(model, optimizer)
     for _ in range(num_steps):
         for _ in range(num_microbatches):
             model(torch.randn(BATCH, 8)).sum().backward()
@@ -197,30 +189,30 @@ def train(rec, model, num_steps=3, num_microbatches=2):
         optimizer.zero_grad()
 
 
-def read(rec):
-    path = rec.run_dir
-    rec.close()
+def read(recorder):
+    path = recorder.run_dir
+    recorder.close()
     return open_run(path).last_attempt
 
 
-def test_counting_is_not_recorded_as_training(rec):
+def test_counting_is_not_recorded_as_training(recorder):
     model = Mlp()
-    train(rec, model)
-    assert rec.count_flops(model, torch.randn(BATCH, 8)).model_flops == 5 * ONE
-    path = rec.run_dir
-    rec.close()
-    assert rec.guard.counts == {}
+    train(recorder, model)
+    assert recorder.count_flops(model, torch.randn(BATCH, 8)).model_flops == 5 * ONE
+    path = recorder.run_dir
+    recorder.close()
+    assert recorder.guard.counts == {}
     recorded = read_recorded(path)
     assert [step.num_microbatches for step in recorded.steps] == [2, 2, 2]
     assert recorded.outside == []
 
 
-def test_a_count_per_microbatch_becomes_one_per_step(rec):
+def test_a_count_per_microbatch_becomes_one_per_step(recorder):
     model = Mlp(recomputes=True)
-    rec.count_flops(model, torch.randn(BATCH, 8))  # before the run is open
-    rec.set_peak(2e9, "fp32", "by the data sheet")
-    train(rec, model)
-    found = read_flops(read(rec))
+    recorder.count_flops(model, torch.randn(BATCH, 8))  # before the run is open
+    recorder.set_peak(2e9, "fp32", "by the data sheet")
+    train(recorder, model)
+    found = read_flops(read(recorder))
     assert not isinstance(found, Unavailable)
     assert found[0] == RankFlops(
         model_flops=2.0 * 5 * ONE,
@@ -234,45 +226,45 @@ def test_a_count_per_microbatch_becomes_one_per_step(rec):
 
 def test_attach_counts_by_itself_when_asked(tmp_path):
     config = RecorderConfig(provenance=False, count_flops=True)
-    rec = Recorder(tmp_path / "run", config=config)
-    train(rec, Mlp(), num_microbatches=1)
-    found = read_flops(read(rec))
-    assert rec.guard.counts == {}
+    recorder = Recorder(tmp_path / "run", config=config)
+    train(recorder, Mlp(), num_microbatches=1)
+    found = read_flops(read(recorder))
+    assert recorder.guard.counts == {}
     assert not isinstance(found, Unavailable)
     assert found[0].model_flops == 5 * ONE
 
 
-def test_what_cannot_be_counted_is_an_error_of_the_recorders(rec):
-    assert rec.count_flops(nn.Identity(), torch.randn(2)) is None
-    assert rec.count_flops(Mlp(), "no tensor") is None
-    assert rec.guard.counts == {"count flops": 2}
+def test_what_cannot_be_counted_is_an_error_of_the_recorders(recorder):
+    assert recorder.count_flops(nn.Identity(), torch.randn(2)) is None
+    assert recorder.count_flops(Mlp(), "no tensor") is None
+    assert recorder.guard.counts == {"count flops": 2}
 
 
 @pytest.mark.parametrize(
     "flops", [{}, {"x": 0}, {"x": -1}, {"x": float("nan")}, {"x": "many"}, {"x": None}]
 )
-def test_flops_that_are_none_are_refused(rec, flops):
-    with rec.step():
+def test_flops_that_are_none_are_refused(recorder, flops):
+    with recorder.step():
         pass
     if flops:
-        rec.set_flops(model_flops_per_step=flops["x"])
-        assert rec.guard.num_errors == 1
-    found = read_flops(read(rec))
+        recorder.set_flops(model_flops_per_step=flops["x"])
+        assert recorder.guard.num_errors == 1
+    found = read_flops(read(recorder))
     assert isinstance(found, Unavailable)
     assert "count_flops" in found.reason
 
 
-def test_a_peak_in_teraflops_is_refused(rec):
-    rec.set_peak(989, "bfloat16")
-    assert "TFLOP/s" in rec.guard.first_messages["peak"]
+def test_a_peak_in_teraflops_is_refused(recorder):
+    recorder.set_peak(989, "bfloat16")
+    assert "TFLOP/s" in recorder.guard.first_messages["peak"]
 
 
-def test_without_a_dtype_or_device_there_is_no_peak(rec):
-    with rec.step():
+def test_without_a_dtype_or_device_there_is_no_peak(recorder):
+    with recorder.step():
         pass
-    rec.set_flops(model_flops_per_step=1e9, hardware_flops_per_step=1.5e9)
-    rec.set_flops(model_flops_per_step=2e9, source="the second word counts")
-    found = read_flops(read(rec))
+    recorder.set_flops(model_flops_per_step=1e9, hardware_flops_per_step=1.5e9)
+    recorder.set_flops(model_flops_per_step=2e9, source="the second word counts")
+    found = read_flops(read(recorder))
     assert not isinstance(found, Unavailable)
     one = found[0]
     assert (one.model_flops, one.source) == (2e9, "the second word counts")

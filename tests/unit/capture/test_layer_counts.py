@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from meshscope.capture.model.layer_counts import check_stage_layers, count_layers
-from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.store.read.run import open_run
 
 
@@ -29,13 +28,6 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
-
-
-@pytest.fixture
-def rec(tmp_path):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
-    yield made
-    made.close()
 
 
 def read(tmp_path):
@@ -71,38 +63,38 @@ def test_what_is_no_count_is_refused(given):
         check_stage_layers(given)
 
 
-def test_told_before_the_first_record_it_is_in_the_header(rec, tmp_path):
-    rec.set_stage_layers({1: {"Block": 2}})
-    with rec.step():
+def test_told_before_the_first_record_it_is_in_the_header(recorder, tmp_path):
+    recorder.set_stage_layers({1: {"Block": 2}})
+    with recorder.step():
         pass
-    rec.close()
+    recorder.close()
     assert read(tmp_path).header["stage_layers"] == {"1": {"Block": 2}}
 
 
-def test_told_later_it_is_an_update_with_all_stages(rec, tmp_path):
-    with rec.step():
+def test_told_later_it_is_an_update_with_all_stages(recorder, tmp_path):
+    with recorder.step():
         pass
-    rec.set_stage_layers({1: 2})
-    rec.set_stage_layers({5: 3})
-    rec.close()
+    recorder.set_stage_layers({1: 2})
+    recorder.set_stage_layers({5: 3})
+    recorder.close()
     told = [u["stage_layers"] for u in read(tmp_path).updates if "stage_layers" in u]
     assert told == [{"1": {"layer": 2}}, {"1": {"layer": 2}, "5": {"layer": 3}}]
 
 
-def test_nonsense_is_counted_as_an_error_and_does_not_raise(rec, tmp_path):
-    rec.set_stage_layers({0: -3})
-    rec.set_stage_layers(None)
-    assert rec.guard.counts == {"stage layers": 2}
+def test_nonsense_is_counted_as_an_error_and_does_not_raise(recorder, tmp_path):
+    recorder.set_stage_layers({0: -3})
+    recorder.set_stage_layers(None)
+    assert recorder.guard.counts == {"stage layers": 2}
 
 
-def test_attached_models_are_counted_once(rec, tmp_path):
+def test_attached_models_are_counted_once(recorder, tmp_path):
     model = Model(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rec.attach(model, optimizer)
+    recorder.attach(model, optimizer)
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    rec.close()
+    recorder.close()
     counted = [u["model_layers"] for u in read(tmp_path).updates if "model_layers" in u]
     assert counted == [[{"Block": 2}]]
     trained = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -110,12 +102,12 @@ def test_attached_models_are_counted_once(rec, tmp_path):
     assert stated == [trained]
 
 
-def test_what_the_program_told_is_not_counted_again(rec, tmp_path):
-    rec.set_stage_layers({0: 7})
+def test_what_the_program_told_is_not_counted_again(recorder, tmp_path):
+    recorder.set_stage_layers({0: 7})
     test_model = Model(2)
     optimizer = torch.optim.SGD(test_model.parameters(), lr=0.1)
-    rec.attach(test_model, optimizer)
+    recorder.attach(test_model, optimizer)
     test_model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    rec.close()
+    recorder.close()
     assert not [u for u in read(tmp_path).updates if "model_layers" in u]

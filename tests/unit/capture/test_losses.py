@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from recorded import finish as end_recording
 from torch import nn
 
 from meshscope.analyze.rank.signals import ScalarSeries, read_scalars
@@ -39,11 +40,7 @@ class Named(nn.Module):
 
 
 def finish(recorder: Recorder) -> dict[str, ScalarSeries]:
-    run_dir = recorder.run_dir
-    recorder.close()
-    assert recorder.guard.counts == {}
-    assert run_dir is not None
-    return read_scalars(next(iter(open_run(run_dir).last_attempt)), NAMES)
+    return read_scalars(end_recording(recorder).rank, NAMES)
 
 
 def attach(recorder: Recorder, model: nn.Module) -> torch.optim.Optimizer:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from recorded import read_recorded
 
+from fake_clock import FakeClock
 from meshscope.capture import sampling
 from meshscope.capture.memory import device_memory as memory
 from meshscope.capture.memory.device_memory import (
@@ -50,14 +51,6 @@ def test_a_reading_costs_a_thousandth_and_at_worst_a_hundredth(cost_ns, pause_ns
 )
 def test_the_first_readings_come_ten_times_a_second(cost_ns, pause_ns):
     assert pause_after(cost_ns, 15) == pause_ns
-
-
-class FakeClock:
-    def __init__(self):
-        self.now_ns = 1000
-
-    def __call__(self) -> int:
-        return self.now_ns
 
 
 def record_steps(path, clock, *, num_steps, step_ns):

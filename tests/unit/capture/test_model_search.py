@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from recorded import Recorded, read_recorded
+from recorded import finish
 from torch import nn
 from torch.nn.modules import module as module_globals
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +24,6 @@ USUAL = ["forward", "backward", "optimizer"]
 
 @pytest.fixture
 def recorder(tmp_path: Path):
-    torch.set_num_threads(1)
     made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     made.watch_everything()
     yield made
@@ -39,13 +38,6 @@ def _fresh_compiler():
     yield
     torch._dynamo.reset()
     gc.collect()  # graphs would go while another test counts objects
-
-
-def finish(recorder: Recorder) -> Recorded:
-    run_dir = recorder.run_dir
-    recorder.close()
-    assert recorder.guard.counts == {}
-    return read_recorded(run_dir)
 
 
 def list_phases(recorder: Recorder) -> list[list[str]]:

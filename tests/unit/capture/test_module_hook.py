@@ -3,24 +3,16 @@
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.recorder import Recorder
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-@pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
-    yield made
-    made.close()
 
 
 def make_model() -> nn.Module:

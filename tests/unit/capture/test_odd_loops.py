@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from recorded import Recorded, read_recorded
+from recorded import Recorded
+from recorded import finish as end_recording
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -27,14 +28,10 @@ def recorder(tmp_path: Path):
 
 def finish(recorder: Recorder) -> tuple[Recorded, ScalarSeries | None, list[int]]:
     """What was recorded, its loss, and the samples of each step."""
-    run_dir = recorder.run_dir
-    recorder.close()
-    assert recorder.guard.counts == {}
-    assert run_dir is not None
-    rank = next(iter(open_run(run_dir).last_attempt))
-    series = read_scalars(rank, frozenset(("backward_loss",)))
-    samples = rank.read("steps")["input_samples"].tolist()
-    return read_recorded(run_dir), series.get("backward_loss"), samples
+    found = end_recording(recorder)
+    series = read_scalars(found.rank, frozenset(("backward_loss",)))
+    samples = found.rank.read("steps")["input_samples"].tolist()
+    return found, series.get("backward_loss"), samples
 
 
 def list_new_models(run_dir: Path) -> list[object]:

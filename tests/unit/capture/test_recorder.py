@@ -7,10 +7,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import pytest
-from recorded import Recorded, read_recorded
+from recorded import finish, read_recorded
 
 import meshscope
 from meshscope.capture import default
@@ -21,46 +20,6 @@ from meshscope.core.unavailable import known
 from meshscope.errors import LayoutError, UsageError
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import StepFlag
-
-
-class FakeClock:
-    """Moves only when told to."""
-
-    def __init__(self):
-        self.now_ns = 1_000
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def advance(self, nanoseconds: int) -> None:
-        self.now_ns += nanoseconds
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def rec(tmp_path: Path, clock: FakeClock):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False), clock=clock)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def real_time_rec(tmp_path: Path):
-    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
-    yield made
-    made.close()
-
-
-def finish(rec: Recorder) -> Recorded:
-    run_dir = rec.run_dir
-    rec.close()
-    assert rec.guard.counts == {}
-    assert run_dir is not None
-    return read_recorded(run_dir)
 
 
 def test_nested_phases_share_a_step_exactly(rec, clock):
@@ -307,8 +266,8 @@ def test_a_layout_given_at_the_start_is_checked_there(tmp_path):
         Recorder(tmp_path / "other", layout="dp")
 
 
-def test_threads_record_beside_the_training_thread(real_time_rec):
-    rec = real_time_rec
+def test_threads_record_beside_the_training_thread(recorder):
+    rec = recorder
     rec.configure(gc_pauses=False)  # on a loaded machine a collection is long enough for a span
     with rec.step(), rec.phase("forward"):
         together = threading.Barrier(4)
@@ -337,8 +296,8 @@ def test_threads_record_beside_the_training_thread(real_time_rec):
     assert set(spans["thread"].tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_a_forked_child_writes_nothing(real_time_rec):
-    rec = real_time_rec
+def test_a_forked_child_writes_nothing(recorder):
+    rec = recorder
     for _ in range(2):
         with rec.step(), rec.phase("forward"):
             pass

@@ -10,29 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hang_builders import CONNECTION_LOST, Job, JobGroup, Processes
+from hang_builders import CONNECTION_LOST, Job, JobGroup
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.store.write.now_file import FIXED_BYTES, NOW_NAME
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n\r"
-
-
-@pytest.fixture(scope="module")
-def processes():
-    found = Processes()
-    yield found
-    found.end()
-
-
-@pytest.fixture(scope="module")
-def waiter(processes):
-    return processes.waiter()
-
-
-@pytest.fixture(scope="module")
-def sleeper(processes):
-    return processes.sleeper()
 
 
 def invoke(*arguments, width: int = 100):

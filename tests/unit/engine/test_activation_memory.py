@@ -37,15 +37,6 @@ CONFIG = ModelConfig(
 NUM_IN_FLIGHT = 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors are small, and threads that wait for each other slow on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(params=STRATEGIES)
 def strategy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MemoryStrategy]:
     made = make_memory_strategy(request.param, offload_dir=tmp_path, num_in_flight=NUM_IN_FLIGHT)

@@ -6,7 +6,6 @@ Crashes, hangs and slow links need processes of their own: tests/distributed/tes
 import gc
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,14 +43,6 @@ MS = 1_000_000
 HERE = Coordinates(dp=1, tp=0, pp=2)
 LAYOUT = Layout(dp=2, tp=2, pp=2)
 INSTANT = TimedModelConfig(num_layers=4, forward_ms=0, input_grad_ms=0, weight_grad_ms=0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def make_injector(*texts: str, rank: int = 5, attempt: int = 0) -> tuple[FaultInjector, FaultLog]:

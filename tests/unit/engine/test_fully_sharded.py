@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine trains with torch")
@@ -25,14 +23,6 @@ CONFIG = ModelConfig(
     tie_embeddings=True,
 )
 IDS = torch.arange(8).view(2, 4)
-
-
-@pytest.fixture
-def group() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def test_problems_are_all_named_and_a_plain_configuration_has_none() -> None:

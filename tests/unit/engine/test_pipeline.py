@@ -47,15 +47,6 @@ CONFIG = ModelConfig(
 NUM_MICROBATCHES = 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from more, and lose much where others use the cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def make_microbatches(num: int = NUM_MICROBATCHES) -> list[tuple[Tensor, Tensor]]:
     tokens = torch.randint(0, 31, (num, 2, 9), generator=torch.Generator().manual_seed(1))
     return [(part[:, :-1], part[:, 1:]) for part in tokens]

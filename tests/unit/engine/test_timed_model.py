@@ -1,7 +1,6 @@
 """A model of stated times: true gradients, exact times on a clock that only sleeping moves."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -46,14 +45,6 @@ class FakeTime:
 
     def sleep(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9) + self.late_ns
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def make_batch(seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -21,14 +21,6 @@ from meshscope.errors import UsageError  # noqa: E402
 
 
 @pytest.fixture
-def group() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
-@pytest.fixture
 def two_ranks() -> Iterator[dist.ProcessGroup]:
     """The first of two, whose collectives do nothing."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())

@@ -8,7 +8,6 @@ from hang_builders import (
     Job,
     JobGroup,
     Process,
-    Processes,
     wait_for_state,
 )
 from meshscope.core.layout import Layout
@@ -20,24 +19,6 @@ from meshscope.store.write.now_file import NOW_NAME
 from meshscope.store.write.pack import PACK_NAME
 
 CUBE = Layout(dp=2, tp=2, pp=2)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    found = Processes()
-    yield found
-    found.end()
-
-
-@pytest.fixture(scope="module")
-def waiter(processes) -> Process:
-    """One process that waits stands for every rank that does."""
-    return processes.waiter()
-
-
-@pytest.fixture(scope="module")
-def sleeper(processes) -> Process:
-    return processes.sleeper()
 
 
 def verdict(hang: Hang) -> tuple[VerdictKind, list[tuple[int, Reason]]]:

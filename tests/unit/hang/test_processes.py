@@ -6,15 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hang_builders import Process, Processes, wait_for_state
+from hang_builders import Process, wait_for_state
 from meshscope.hang.processes import Life, look_at_process, this_machine
-
-
-@pytest.fixture
-def processes():
-    found = Processes()
-    yield found
-    found.end()
 
 
 def header_of(process: Process, **changes: object) -> dict[str, object]:

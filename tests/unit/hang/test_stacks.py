@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hang_builders import Process, Processes, read_state
+from hang_builders import Process, read_state
 from meshscope.hang.processes import Life, ProcessState, look_at_process, this_machine
 from meshscope.hang.stacks import (
     Frame,
@@ -34,13 +34,6 @@ def main():
     load()
 main()
 """
-
-
-@pytest.fixture
-def processes():
-    found = Processes()
-    yield found
-    found.end()
 
 
 @pytest.fixture

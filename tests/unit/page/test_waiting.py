@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from hang_builders import Job, Processes
+from hang_builders import Job
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.page.document import describe_page
@@ -12,10 +12,8 @@ from meshscope.report.run_study import study
 
 
 @pytest.fixture(scope="module")
-def stuck(tmp_path_factory):
+def stuck(tmp_path_factory, waiter, sleeper):
     """Rank 3 of four sleeps; rank 2 waits for it along tp, rank 1 along dp, and rank 0 for 2."""
-    processes = Processes()
-    waiter, sleeper = processes.waiter(), processes.sleeper()
     path = tmp_path_factory.mktemp("stuck") / "run"
     job = Job(path, layout=Layout(dp=2, tp=2))
     for rank in range(4):
@@ -24,8 +22,7 @@ def stuck(tmp_path_factory):
     job.rank(2).enters("all_reduce", job.axis_group("tp", 2), ago_s=8, size_bytes=4 << 20)
     job.rank(1).enters("all_reduce", job.axis_group("dp", 1), ago_s=7)
     job.rank(0).enters("all_reduce", job.axis_group("dp", 0), ago_s=6)
-    yield path
-    processes.end()
+    return path
 
 
 def test_the_tree_leads_from_the_culprit_to_all_who_wait(stuck):
