@@ -5,12 +5,16 @@ from pathlib import Path
 import click
 
 from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
-from meshscope.cli.engine_option import engine_option
 from meshscope.cli.locate import open_located, pick_attempt
+from meshscope.cli.options import (
+    check_redact,
+    engine_option,
+    page_options,
+    warmup_option,
+)
 from meshscope.cli.page_files import write_compare_page
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import show_document, show_sections, write_file
-from meshscope.errors import UsageError
 from meshscope.report.run_compare import compare_runs
 from meshscope.report.run_study import RunStudy
 from meshscope.report.sections.compare import (
@@ -54,12 +58,7 @@ _EXIT_FAILED = 7
     show_default=True,
     help="Absolute difference that is allowed in addition.",
 )
-@click.option(
-    "--warmup",
-    "warmup_steps",
-    type=click.IntRange(min=0),
-    help="First steps to leave out of both.  [default: 1 if there are more than 3]",
-)
+@warmup_option(" of both")
 @click.option("--attempt-a", type=click.IntRange(min=0), help="Launch of A.  [default: the last]")
 @click.option("--attempt-b", type=click.IntRange(min=0), help="Launch of B.  [default: the last]")
 @engine_option
@@ -70,16 +69,7 @@ _EXIT_FAILED = 7
     metavar="FILE",
     help="Also write Markdown to this file.",
 )
-@click.option(
-    "--html",
-    "page",
-    type=WRITE_FILE,
-    metavar="FILE",
-    help="Also write the interactive page to this file; it needs no network.",
-)
-@click.option(
-    "--redact", is_flag=True, help="Leave hosts, paths and command lines out of the page."
-)
+@page_options
 @click.option(
     "--junit",
     type=WRITE_FILE,
@@ -112,8 +102,7 @@ def command(
     whole interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
     usage, 3 a run cannot be read.
     """
-    if redact and page is None:
-        raise UsageError("--redact is for the page; add --html FILE")
+    check_redact(page, redact=redact)
     run_a, run_b = _open(a, attempt_a, warmup_steps), _open(b, attempt_b, warmup_steps)
     compared = compare_runs(
         run_a,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from meshscope.capture.profiling.rank_choice import RankChoice
-from meshscope.cli.engine_option import engine_option
 from meshscope.cli.locate import has_traces, open_located, pick_attempt
+from meshscope.cli.options import attempt_option, engine_option
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import say, tell_work
 from meshscope.core.unavailable import Unavailable, known
@@ -72,12 +72,7 @@ _MAX_JSON_ROWS = 400_000
     "--ranks", metavar="TEXT", help="Only these ranks: 0,3-5, stages, dp0.tp0.  [default: all]"
 )
 @click.option("--no-diagnosis", is_flag=True, help="Leave findings out of the trace.")
-@click.option(
-    "--attempt",
-    "attempt_index",
-    type=click.IntRange(min=0),
-    help="Which launch of the job, counted from 0.  [default: the last]",
-)
+@attempt_option
 @engine_option
 def command(
     *,

@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.options import attempt_option, check_redact, page_options
 from meshscope.cli.page_files import write_hang_page
-from meshscope.cli.places import READ, READ_THERE, WRITE_FILE
+from meshscope.cli.places import READ, READ_THERE
 from meshscope.cli.terminal_screen import show_document, show_sections
-from meshscope.errors import UsageError
 from meshscope.hang.flight_recorder import DUMPS_NAME
 from meshscope.hang.hang import diagnose_hang
 from meshscope.hang.hang_rules import AFTER_NS
@@ -28,12 +28,7 @@ _EXIT_STUCK = 5
 
 @click.command("hang", short_help="Name the rank that a stuck or dead job waits for.")
 @click.argument("run", type=READ)
-@click.option(
-    "--attempt",
-    "attempt_index",
-    type=click.IntRange(min=0),
-    help="Which launch of the job, counted from 0.  [default: the last]",
-)
+@attempt_option
 @click.option(
     "--after",
     "after_s",
@@ -44,16 +39,7 @@ _EXIT_STUCK = 5
     help="A wait older than this is a hang.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
-@click.option(
-    "--html",
-    "page",
-    type=WRITE_FILE,
-    metavar="FILE",
-    help="Also write the interactive page to this file; it needs no network.",
-)
-@click.option(
-    "--redact", is_flag=True, help="Leave hosts, paths and command lines out of the page."
-)
+@page_options
 @click.option("--all-ranks", is_flag=True, help="Show every rank, not only those held up.")
 @click.option(
     "--stacks/--no-stacks",
@@ -86,8 +72,7 @@ def command(
     processes of this host. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
     the run cannot be read.
     """
-    if redact and page is None:
-        raise UsageError("--redact is for the page; add --html FILE")
+    check_redact(page, redact=redact)
     directory = locate_run(run)
     opened = open_run(directory)
     attempt = pick_attempt(opened, attempt_index)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from meshscope.cli.engine_option import engine_option
+from meshscope.cli.options import engine_option
 from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document
 from meshscope.core.unavailable import known

@@ -6,6 +6,7 @@ import click
 
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.cli.locate import locate_run
+from meshscope.cli.options import top_option
 from meshscope.cli.places import READ, WRITE_FOLDER
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
@@ -17,14 +18,7 @@ from meshscope.store.read.memory_points import read_memory
 @click.argument("run", type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, in exact bytes.")
 @click.option("--rank", type=click.IntRange(min=0), help="The rank to show in full.")
-@click.option(
-    "--top",
-    "num_rows",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Modules to list.",
-)
+@top_option("Modules to list.")
 @click.option(
     "--html",
     "html_folder",

@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.cli.engine_option import engine_option
-from meshscope.cli.flops_options import flops_options
 from meshscope.cli.locate import open_located, pick_attempt
+from meshscope.cli.options import (
+    attempt_option,
+    check_redact,
+    engine_option,
+    flops_options,
+    page_options,
+    warmup_option,
+)
 from meshscope.cli.page_files import write_pages
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import choose_screen, tell_work, write_file
@@ -41,16 +47,7 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
     type=WRITE_FILE,
     help=f"Write to this file: {_FORMS}, JSON (.{_JSON}), otherwise text.",
 )
-@click.option(
-    "--html",
-    "page",
-    type=WRITE_FILE,
-    metavar="FILE",
-    help="Also write the interactive page to this file; it needs no network.",
-)
-@click.option(
-    "--redact", is_flag=True, help="Leave hosts, paths and command lines out of the page."
-)
+@page_options
 @click.option(
     "--section",
     "section_names",
@@ -63,18 +60,8 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
 @click.option(
     "--explain", is_flag=True, help="Show findings in full: evidence and how sure they are."
 )
-@click.option(
-    "--attempt",
-    "attempt_index",
-    type=click.IntRange(min=0),
-    help="Which launch of the job, counted from 0.  [default: the last]",
-)
-@click.option(
-    "--warmup",
-    "warmup_steps",
-    type=click.IntRange(min=0),
-    help="First steps to leave out of statistics.  [default: 1 if there are more than 3]",
-)
+@attempt_option
+@warmup_option(" of statistics")
 @engine_option
 @flops_options
 @click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
@@ -190,8 +177,7 @@ def command(
     pages = [page] if page is not None else []
     is_page = output is not None and suffix in PAGE.suffixes and not names
     pages += [output] if is_page and output is not None else []
-    if redact and not pages:
-        raise UsageError("--redact is for the page; add --html FILE")
+    check_redact(pages, redact=redact)
     with tell_work(f"explaining {plural(len(attempt.ranks), 'rank')}"):
         report = study.report(with_diagnosis=not (no_diagnosis or ranks), detail=detail)
         write_pages(report.content, pages, is_redacted=redact)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import open_located, pick_attempt
+from meshscope.cli.options import attempt_option, warmup_option
 from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
@@ -25,18 +26,8 @@ from meshscope.store.read.run import is_run_directory
     help=f"What to change; may be given several times, each is priced alone.  [{FORMS}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
-@click.option(
-    "--attempt",
-    "attempt_index",
-    type=click.IntRange(min=0),
-    help="Which launch of the job, counted from 0.  [default: the last]",
-)
-@click.option(
-    "--warmup",
-    "warmup_steps",
-    type=click.IntRange(min=0),
-    help="First steps to leave out.  [default: 1 if there are more than 3]",
-)
+@attempt_option
+@warmup_option("")
 @click.pass_context
 def command(
     context: click.Context,

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
+from meshscope.cli.options import top_option
 from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
@@ -21,14 +22,7 @@ from meshscope.report.sections.snapshot import (
 @click.argument("file", type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 @click.option("--device", type=click.IntRange(min=0), help="Show only this device.")
-@click.option(
-    "--top",
-    "num_rows",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Stacks and modules to list.",
-)
+@top_option("Stacks and modules to list.")
 @click.pass_context
 def command(
     context: click.Context, *, file: Path, as_json: bool, device: int | None, num_rows: int

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from meshscope.cli.engine_option import engine_option
+from meshscope.cli.options import engine_option
 from meshscope.cli.places import READ, WRITE_FOLDER
 from meshscope.cli.trace_loading import load_traces, plain
 from meshscope.core.layout import Layout

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.cli.engine_option import engine_option
 from meshscope.cli.numpy_loading import load_numpy
+from meshscope.cli.options import engine_option, top_option
 from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import choose_screen, show_document
 from meshscope.core.layout import Layout, check_layout
@@ -35,14 +35,7 @@ _OBJECTS_A_COLLECTION = 100_000
 @click.command("trace", short_help="Explain traces of torch.profiler.")
 @click.argument("paths", nargs=-1, required=True, type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
-@click.option(
-    "--top",
-    "num_rows",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Rows of each table.",
-)
+@top_option("Rows of each table.")
 @engine_option
 @click.option(
     "--no-cache", is_flag=True, help="Neither read nor write the cache file beside a trace."

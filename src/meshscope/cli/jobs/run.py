@@ -18,8 +18,8 @@ from meshscope.capture.launching.launch_outcome import (
     discard_empty_run,
     find_recording_ranks,
 )
-from meshscope.cli.flops_options import flops_options
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
+from meshscope.cli.options import flops_options
 from meshscope.cli.terminal_screen import say
 from meshscope.core.byte_text import parse_bytes
 from meshscope.core.config.given_flops import check_given
