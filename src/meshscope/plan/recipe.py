@@ -84,6 +84,8 @@ class Stack:
     """Whether what lies between products is one kernel or few, by hand or by a compiler."""
     gathers_once: bool = False
     """Whether ranks of a pipeline gather cut weights once a step and keep them."""
+    gathers_tables_alone: bool = False
+    """Whether ZeRO 3 gathers table and head by themselves, with nothing to hide behind."""
     overlaps_gradients: bool = True
     """Whether gradients are reduced while the last backward runs."""
     overlaps_routing: bool = False
@@ -167,6 +169,7 @@ STACKS: dict[str, Stack] = {
             name="meshscope",
             description="meshscope train",
             is_fused=False,
+            gathers_tables_alone=True,
             stream_element_bytes=4,
             keeps_turned=True,
             has_fused_gate=False,

@@ -361,6 +361,50 @@ def test_chunks_that_finish_early_hide_their_gradients_behind_the_others():
     assert 0 < four.dp_s < 0.5 * one.dp_s
 
 
+def test_a_host_waits_for_no_message_of_its_device():
+    """A pipeline of tiny layers takes what its busiest host issues, not that and a bubble."""
+    model = make_gpt("tiny", hidden_size=256, num_layers=8, num_heads=4, sequence_length=128)
+    job = make_job(model, "H200", 4, "meshscope")
+    job = replace(job, constants=replace(job.constants, host_layer_s=1e-2))
+    pipeline = Candidate(pp=4, num_microbatches=8)
+    (price,) = price_candidates(job, [pipeline])
+    assert price.host_s < price.step_s < 1.05 * price.host_s
+    (blocked,) = price_candidates(
+        replace(job, recipe=make_recipe("megatron-2021", "bf16")), [pipeline]
+    )
+    assert blocked.bubble_s > 0.2 * blocked.step_s
+    assert price.bubble_s < 0.05 * price.step_s
+
+
+def test_gradients_slow_down_no_device_that_waits_for_its_host():
+    model = make_gpt("tiny", hidden_size=256, num_layers=8, num_heads=4, sequence_length=128)
+    job = make_job(model, "H200", 4, "meshscope")
+    job = replace(job, constants=replace(job.constants, host_layer_s=1e-2))
+    free = replace(job, constants=replace(job.constants, overlap_cost_ratio=0.0))
+    layout = [Candidate(dp=4, num_microbatches=2)]
+    assert price_candidates(job, layout)[0].step_s == price_candidates(free, layout)[0].step_s
+
+
+def test_hosts_that_were_timed_give_their_pace():
+    """Of runs whose issue times a host of twice the pace would give, that pace is found."""
+    model = make_gpt("tiny", hidden_size=512, num_layers=8, num_heads=8, sequence_length=512)
+    job = make_job(model, "H200", 4, "meshscope")
+    slow = replace(job.constants, host_layer_s=2 * job.constants.host_layer_s)
+    runs = []
+    for candidate in (Candidate(dp=4), Candidate(tp=2, pp=2, num_microbatches=8)):
+        (price,) = price_candidates(replace(job, constants=slow), [candidate])
+        runs.append(
+            MeasuredRun(
+                layout=RecordedLayout(model=model, candidate=candidate), step_s=price.step_s,
+                compute_s=price.compute_s, lines={}, spread_ratio=0.01,
+                issue_s=price.host_s + slow.step_s,
+            )
+        )  # fmt: skip
+    fitted, said, _ = fit_measured(job, runs)
+    assert fitted.constants.host_layer_s == pytest.approx(slow.host_layer_s)
+    assert any("to issue a layer" in line for line in said)
+
+
 def test_fitting_to_measured_runs_finds_their_link():
     """Runs made by a slow link: both its bandwidth and the latency come back."""
     job = make_job("gpt2-medium", "H200", 4, "meshscope")

@@ -22,7 +22,7 @@ from meshscope.plan.memory.memory import make_layer_shape, measure_layer
 from meshscope.plan.memory.memory_parts import CONTEXT_BYTES, FRAGMENTATION_RATIO, NCCL_BYTES
 from meshscope.plan.model.model_shape import ModelShape
 from meshscope.plan.recipe import Recipe
-from meshscope.plan.timing.layer_time import Columns
+from meshscope.plan.timing.layer_time import Columns, smooth_max
 from meshscope.plan.timing.pricing import Job, time_steps, time_update
 
 Floats = npt.NDArray[np.float64]
@@ -51,10 +51,7 @@ def bound_steps(job: Job, columns: Columns, schedules: Texts) -> Floats:
     inputs = np.minimum(layer.input_grad_s, dense.input_grad_s)
     weights = np.minimum(layer.weight_grad_s, dense.weight_grad_s)
     least = np.floor(model.num_layers / (columns.pp * columns.chunks))
-    # What a host that is behind hides of the head is not counted at all.
-    hidden_ratio = 0.0 if job.cluster.is_host else job.constants.head_hides_ratio
     head = times.head_forward_s + times.head_backward_s
-    head = head * (1.0 - hidden_ratio * np.minimum(1.0, layer.host_share))
     number, per_layer = columns.num_microbatches, forward + inputs + weights
     last_busy = number * (columns.chunks * least * per_layer + head)
     before = (columns.pp - 1) * least * forward
@@ -65,11 +62,16 @@ def bound_steps(job: Job, columns: Columns, schedules: Texts) -> Floats:
     last = np.where(is_v, last_busy, before + last_busy + after)
     most = np.ceil(model.num_layers / columns.pp)
     rows = number * np.where(columns.pp > 1, most * per_layer, most * per_layer + head)
-    pipeline = np.maximum(last, rows)
+    per_layer = np.minimum(
+        layer.host_forward_s + layer.host_backward_s, dense.host_forward_s + dense.host_backward_s
+    )
+    host = number * columns.chunks * least * per_layer
+    pipeline = smooth_max(np.maximum(last, rows), host)
     part_dense, part_routed = _count_least_parameters(model, columns)
     sync, update = time_update(job, columns, part_dense, part_routed)
     longest = np.maximum(layer.input_grad_s, dense.input_grad_s)
     longest = longest + np.maximum(layer.weight_grad_s, dense.weight_grad_s)
+    longest = longest + np.maximum(layer.host_backward_s, dense.host_backward_s)
     # The stage that finishes last hides its part behind its own last backward at most.
     stage = np.ceil(model.num_layers / (columns.pp * columns.chunks)) + 1
     hidden = stage * longest + times.head_backward_s

@@ -37,8 +37,6 @@ class Constants:
     far as layers wait for the host."""
     kernel_s: float = 0.0
     """Of the device for each kernel, beside its bytes and products: its start and uneven end."""
-    head_hides_ratio: float = 1.0
-    """Of the head's time, how much a host that is behind its device uses to catch up."""
     host_again_ratio: float = 1.0
     """Of that, what issuing a layer's forward again in backward takes."""
     overlap_cost_ratio: float = 0.0
@@ -103,7 +101,6 @@ MEGATRON_A100 = Constants(
     memory_ratio=0.80,
     host_layer_s=1.102e-3,
     host_microbatch_s=1.28e-3,
-    head_hides_ratio=0.0,
     host_again_ratio=0.0,
     collective_latency_s=8.7e-5,
     p2p_latency_s=4.5e-5,
@@ -120,7 +117,6 @@ MEGATRON_A100 = Constants(
         "host_again_ratio": "all rows compute again: it is in the other constants",
         "overlap_cost_ratio": "nothing is hidden by this stack",
         "kernel_s": "in the other constants",
-        "head_hides_ratio": "in the other constants",
         "memory_ratio": _PUBLIC,
         "pace_ratio": "1 by definition: devices that nothing else uses",
     },

@@ -134,6 +134,8 @@ class MeasuredRun:
     """Half of the middle nine tenths of steps, by their median."""
     device: Device | None = None
     """The part of a device that each rank had to itself; None: the job's whole one."""
+    issue_s: float | None = None
+    """What the busiest host took to issue a step, if it was timed."""
 
 
 def measure_run(study: Study) -> MeasuredRun:
@@ -177,20 +179,31 @@ def fit_measured(
 
     The pace of compute is the busiest rank's compute line over the roofline's, with a host that
     takes no time. Then the time to issue a layer, or where ranks talk the bandwidth of links and a
-    latency instead, to each run's step and to its lines of tp and dp, by all runs at once.
+    latency instead, to each run's step and to its lines of tp and dp, by all runs at once. Where
+    hosts were timed, the time to issue a layer is the middle of what they took, and links are
+    fitted to steps alone: a collective's kernel waits for hosts that are late, so lines only say
+    where to begin.
     """
     ready = _Fit(job=job, runs=runs)
     start = replace(job.constants, pace_ratio=ready.find_pace(job.constants))
-    names = ["host_layer_s"]
-    if any(one.lines for one in runs):
+    talks = any(one.lines for one in runs)
+    is_timed = all(one.issue_s for one in runs)
+    if is_timed:
+        start = replace(start, host_layer_s=start.host_layer_s * ready.find_host_ratio(start))
+    names = [] if is_timed else ["host_layer_s"]
+    if talks:
         # A host that waits for messages says nothing of the time it needs.
         names = ["link_ratio", "collective_latency_s"]
         start = ready.scale_link(start)
-    fitted = _tie_latency(
-        fit_constants(
-            lambda own: ready.predict(_tie_latency(own)), ready.truth, start, names, cap=2.0
+    if is_timed:
+        ready = replace(ready, runs=[replace(one, lines={}) for one in runs])
+    fitted = start
+    if names:
+        fitted = _tie_latency(
+            fit_constants(
+                lambda own: ready.predict(_tie_latency(own)), ready.truth, start, names, cap=2.0
+            )
         )
-    )
     prices = ready.price(fitted)
     left = [price.step_s / run.step_s - 1 for price, run in zip(prices, runs, strict=True)]
     width = _find_interval([run.spread_ratio for run in runs], left)
@@ -199,14 +212,15 @@ def fit_measured(
     sources = {
         **fitted.sources,
         **dict.fromkeys((*names, "p2p_latency_s"), f"fitted to steps and lines of {number}"),
+        **({"host_layer_s": f"hosts of {number}, timed"} if is_timed else {}),
         "pace_ratio": f"fitted to compute of {number}",
         "interval_ratio": _INTERVAL_SOURCE.format(number),
     }
     constants = replace(fitted, name=f"{number} ({layouts})", interval_ratio=width, sources=sources)
     said = [f"pace of compute {constants.pace_ratio:.3g} of the roofline's time"]
-    if "host_layer_s" in names:
+    if "host_layer_s" in names or is_timed:
         said.append(f"{constants.host_layer_s * 1e6:.3g} µs to issue a layer")
-    else:
+    if talks:
         rates = [job.cluster.inside.bytes_per_s]
         rates += [job.cluster.between.bytes_per_s] if job.cluster.per_node == 1 else []
         said.append(
@@ -252,15 +266,24 @@ class _Fit:
         ]
         return float(np.median(ratios))
 
+    def find_host_ratio(self, constants: Constants) -> float:
+        """How much longer hosts took to issue steps than predicted; the runs' middle."""
+        ratios = [
+            max(run.issue_s - constants.step_s, 0.0) / price.host_s
+            for run, price in zip(self.runs, self.price(constants), strict=True)
+            if run.issue_s is not None and price.host_s > 0
+        ]
+        return float(np.exp(np.mean(np.log(ratios)))) if ratios and min(ratios) > 0 else 1.0
+
     def scale_link(self, start: Constants) -> Constants:
         """Lines are nearly inverse to the link's bandwidth: a few rounds bring them near."""
         for _ in range(6):
-            asked = [
+            asked: list[float] = [
                 list_lines(price)[axis] / seconds
                 for price, run in zip(self.price(start), self.runs, strict=True)
                 for axis, seconds in run.lines.items()
             ]
-            ratio = float(np.median(asked))
+            ratio = float(np.median(asked)) if asked else 1.0
             start = replace(start, link_ratio=start.link_ratio * min(10.0, max(1e-2, ratio)))
         return start
 

@@ -5,8 +5,10 @@ For each matrix product of m × k by k × n, cut over tp: 2mnk / (peak · ratio)
 stack computes masked ones, else half; backward of a fused kernel takes 3.2 times as long. Attention
 and the head run in bf16 also under fp8. What only moves bytes, forward (`_count_moved`), and ten
 bytes for each score where scores are in memory; backward twice that. Collectives of tp: 2 in
-forward and 2 in backward; with recompute, forward's again. The host must issue it all: the longer
-of device and host counts, in a smooth maximum. Communication beside compute slows it: by a share of
+forward and 2 in backward; with recompute, forward's again. The host must issue it all: it goes
+ahead of its device, so what it takes is told apart (`pricing` joins the two over a rank's row).
+Where it cannot (a host that computes, a stack whose sends block), a layer takes their sum, or the
+longer of both, in a smooth maximum. Communication beside compute slows it: by a share of
 what is hidden (`overlap_cost_ratio`). Experts see T·k/(E/ep) tokens each, if routing is even.
 
 Backward is split as schedules need it: W has the products' weight gradients, I all else.
@@ -44,6 +46,13 @@ or without (counted on an H200, same results file); fused, an assumption."""
 _UNFUSED_BYTES = 29
 """More for each score: to float32 and back (6 each), scaled, masked and softmax (8 each, mask 1),
 less the fused kernel's 4 and what is shared."""
+_CALL_KERNELS = 6
+"""What a collective takes the host to issue, in kernels: of two layouts of the engine on 4 NCCL
+ranks, the one's hosts issue layers, the other's 128 collectives and 16 messages beside them (38 and
+197 ms, results/planner_gpu.json). A message counts twice (its buffer, its wait), and so does a
+collective of FSDP2 (copies in and out)."""
+_HEAD_KERNELS = 32
+"""Of table, last norm, head and loss, forward and backward (read off the engine)."""
 _UNFUSED_HOST = 0.4
 """More to issue: 8 operations (those, and three that make the mask) beside about 20 of a layer."""
 
@@ -115,7 +124,10 @@ class LayerTimes:
     dp_s: Floats
     """What gathering cut weights adds beyond what compute hides."""
     host_share: Floats
-    """Of a little more work for the host, how much makes forward longer."""
+    """Of a little more work for the host, how much makes forward longer; 0 where it goes ahead."""
+    host_forward_s: Floats
+    """Of a host that goes ahead of its device, to issue it; else 0, as it is in the times above."""
+    host_backward_s: Floats
 
 
 def time_layer(
@@ -145,12 +157,12 @@ def time_layer(
     tp_s = 2 * time_all_reduce(
         compute * tokens * model.hidden_size, columns.tp, np.ones(len(columns)), cluster, constants
     )
-    tp_forward_s, tp_backward_s = _share_sequence(tp_s, columns, cluster)
     cp_s = _time_context(model, columns, attention, compute, cluster, constants)
     ep_s = _time_routing(model, columns, tokens, compute, cluster, constants)
     # The pace is of compute alone; what a layer was measured to take is of all of it.
     pace = constants.pace_ratio
     products, attention = pace * products, pace * attention
+    tp_forward_s, tp_backward_s = _share_sequence(tp_s, products, columns, cluster)
     moved, score_time = pace * moved, pace * score_time
     inside = products + attention + moved + score_time
     ep_forward_s = _hide_routing(ep_s, inside, columns, recipe, cluster, constants)
@@ -164,11 +176,21 @@ def time_layer(
     inputs, weights = rest + tp_backward_s + 2 * cp_s + ep_backward_s + again, products + added
     host = constants.host_layer_s * (1 + _UNFUSED_HOST * is_unfused)
     host = pace * host if cluster.is_host else host * _count_kernels(model) / _KERNELS["plain"]
-    # A device computes while its host issues what comes next; a host that computes does both.
-    join = np.add if cluster.is_host else _smooth_max
-    issued_forward = join(forward, host)
     backward = inputs + weights
-    issued_backward = join(backward, (2 + constants.host_again_ratio * columns.again) * host)
+    host_backward = (2 + constants.host_again_ratio * columns.again) * host
+    calls_forward, calls_backward = _count_calls(columns, recipe)
+    call_s = time_call(constants)
+    share: Floats | float = 0.0
+    if host_goes_ahead(recipe, cluster):
+        issued_forward, issued_backward = forward, backward
+        host_forward = host + call_s * calls_forward
+        host_backward = host_backward + call_s * calls_backward
+    else:
+        # A device computes while its host issues what comes next; a host that computes does both.
+        join = np.add if cluster.is_host else smooth_max
+        issued_forward, issued_backward = join(forward, host), join(backward, host_backward)
+        host_forward = host_backward = np.zeros(len(columns))
+        share = 1.0 if cluster.is_host else (host / issued_forward) ** (_SMOOTH - 1)
     stretch = issued_backward / backward
     ratio = _find_layer_ratios(model, columns, constants)
     layer_weights = model.count_dense_part(1) / columns.tp
@@ -186,8 +208,42 @@ def time_layer(
         cp_s=ratio * (3 + columns.again) * cp_s,
         ep_s=ratio * (ep_forward_s + ep_backward_s + columns.again * ep_s),
         dp_s=extra_forward + extra_backward,
-        host_share=ratio * (1.0 if cluster.is_host else (host / issued_forward) ** (_SMOOTH - 1)),
+        host_share=ratio * share,
+        host_forward_s=host_forward,
+        host_backward_s=host_backward,
     )
+
+
+def host_goes_ahead(recipe: Recipe, cluster: Cluster) -> bool:
+    """Whether a host issues what comes later while its device works and waits."""
+    return not cluster.is_host and not recipe.stack.has_blocking_sends
+
+
+def time_host_head(constants: Constants) -> float:
+    """Of a host that goes ahead, to issue what is outside of layers."""
+    return _HEAD_KERNELS * _time_kernel(constants)
+
+
+def time_call(constants: Constants) -> float:
+    """Of the host, to issue a collective."""
+    return _CALL_KERNELS * _time_kernel(constants)
+
+
+def _time_kernel(constants: Constants) -> float:
+    """Of the host. A layer's backward has twice the kernels of its forward."""
+    return 3 * constants.host_layer_s / _KERNELS["plain"]
+
+
+def _count_calls(columns: Columns, recipe: Recipe) -> tuple[Floats, Floats]:
+    """Collectives that a layer's forward and backward issue. Under sequence parallel a sum is a
+    reduce-scatter and a gather, and backward gathers its two inputs again."""
+    is_cut = columns.sequence_parallel > 0
+    forward = np.where(columns.tp > 1, np.where(is_cut, 4.0, 2.0), 0.0)
+    backward = np.where(columns.tp > 1, np.where(is_cut, 6.0, 2.0), 0.0) + columns.again * forward
+    gathers = np.where((columns.zero_stage >= 3) & (columns.shards > 1), 1.0, 0.0)
+    if recipe.stack.gathers_once:
+        gathers = gathers / np.where(columns.pp > 1, columns.num_microbatches, 1.0)
+    return forward + 2 * gathers, backward + 4 * gathers
 
 
 def count_scatter_passes(cluster: Cluster) -> int:
@@ -196,13 +252,17 @@ def count_scatter_passes(cluster: Cluster) -> int:
     return 2 if cluster.is_host else 1
 
 
-def _share_sequence(tp_s: Floats, columns: Columns, cluster: Cluster) -> tuple[Floats, Floats]:
+def _share_sequence(
+    tp_s: Floats, products: Floats, columns: Columns, cluster: Cluster
+) -> tuple[Floats, Floats]:
     """Forward's and backward's collectives of tp. Under sequence parallel each all-reduce is a
-    reduce-scatter and a gather, and backward gathers its inputs again, which devices hide."""
-    if not cluster.is_host:
-        return tp_s, tp_s
-    passes = 1 + count_scatter_passes(cluster)
+    reduce-scatter and a gather, and backward gathers its two inputs again: on devices beside the
+    products of their gradients, about half of a forward's."""
     is_cut = columns.sequence_parallel > 0
+    if not cluster.is_host:
+        again = np.maximum(0.0, tp_s / 2 - products / 2)
+        return tp_s, tp_s + np.where(is_cut, again, 0.0)
+    passes = 1 + count_scatter_passes(cluster)
     return tp_s * np.where(is_cut, passes / 2, 1.0), tp_s * np.where(is_cut, (passes + 1) / 2, 1.0)
 
 
@@ -275,13 +335,10 @@ def time_around(
     model: ModelShape, columns: Columns, recipe: Recipe, cluster: Cluster, constants: Constants
 ) -> AroundTimes:
     """tp sums the table's outputs and two rows of the loss, and in backward the head's input
-    gradient; ZeRO 3 gathers table and head, and reduces their gradients. Between processes on a
-    host as dear as a layer's; on devices in the other constants, so 0."""
-    if not cluster.is_host:
-        nothing = np.zeros(len(columns))
-        return AroundTimes(
-            forward_tp_s=nothing, backward_tp_s=nothing, forward_dp_s=nothing, backward_dp_s=nothing
-        )
+    gradient: between processes on a host as dear as a layer's, on devices in the other
+    constants, so 0. ZeRO 3 gathers table and head, and reduces their gradients, where the stack
+    does so by itself."""
+    nothing = np.zeros(len(columns))
     tokens = columns.microbatch_size * model.sequence_length / columns.cp
     one = np.ones(len(columns))
     size = recipe.precision.compute_bytes * tokens * model.hidden_size
@@ -289,10 +346,13 @@ def time_around(
     rows = 2 * time_all_reduce(4 * tokens, columns.tp, one, cluster, constants)
     tables = np.where(columns.pp > 1, 1.0, 2.0) * model.count_table() / columns.tp
     gathered = _time_gathering(tables, columns, recipe, cluster, constants)
+    if not recipe.stack.gathers_tables_alone:
+        gathered = nothing
+    again = nothing if cluster.is_host else gathered
     return AroundTimes(
-        forward_tp_s=whole + rows,
-        backward_tp_s=whole,
-        forward_dp_s=gathered,
+        forward_tp_s=whole + rows if cluster.is_host else nothing,
+        backward_tp_s=whole if cluster.is_host else nothing,
+        forward_dp_s=gathered + again,
         backward_dp_s=_time_scattering(gathered, recipe, cluster),
     )
 
@@ -514,6 +574,7 @@ def _find_layer_ratios(model: ModelShape, columns: Columns, constants: Constants
     )
 
 
-def _smooth_max(one: Floats, other: Floats) -> Floats:
+def smooth_max(one: Floats, other: Floats) -> Floats:
+    """The longer of two, and a little more where they are near each other."""
     found: Floats = (one**_SMOOTH + other**_SMOOTH) ** (1 / _SMOOTH)
     return found

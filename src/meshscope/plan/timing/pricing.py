@@ -32,15 +32,22 @@ from meshscope.plan.timing.layer_time import (
     LayerTimes,
     count_scatter_passes,
     find_bandwidth,
+    host_goes_ahead,
     make_columns,
+    smooth_max,
     time_around,
+    time_call,
     time_head,
+    time_host_head,
     time_latency,
     time_layer,
 )
 from meshscope.plan.timing.shared_replay import StageWork, replay_shared
 
 Floats = npt.NDArray[np.float64]
+_SPLIT_HOST = 0.1
+"""More for the host where weight gradients are apart: the engine on a CPU, of narrow layers, 0.10
+gated and 0.05 plain (benchmarks/planner_device_terms.py, `host`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +74,7 @@ class StepPrice:
     candidate: Candidate
     step_s: float
     compute_s: float
-    """Of the busiest rank, without the lines below."""
+    """Of the busiest rank, without the lines below; with its device's waits for the host."""
     bubble_s: float
     """Waits for the pipeline on the busiest rank, transfers in no time."""
     tp_s: float
@@ -79,6 +86,8 @@ class StepPrice:
     """Gradients and gathered weights that nothing hides."""
     optimizer_s: float
     fixed_s: float
+    host_s: float
+    """Of the busiest host that goes ahead of its device, to issue all but what is fixed."""
     ideal_pipeline_s: float
     """The busiest rank's time in its row, which no order of actions makes shorter."""
     makespan_s: float
@@ -144,7 +153,7 @@ def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tu
     # Sums and gathers: with ZeRO, gradients are cut and new weights gathered.
     scattered = count_scatter_passes(cluster) * precision.gradient_bytes
     moved = np.where(
-        columns.zero_stage >= 1, scattered + precision.weight_bytes, 2 * precision.gradient_bytes
+        columns.zero_stage >= 1, scattered + precision.compute_bytes, 2 * precision.gradient_bytes
     )
     # FSDP2, which cuts states between processes too, sends every layer and the tables by itself:
     # gloo's reduce-scatter goes around twice and a gather once, an all-reduce twice.
@@ -190,13 +199,10 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     ranges = split_layers(model.num_layers, schedule.num_stages, one.stage_sizes)
     rows = [_time_stage(job, times, layers) for layers in ranges]
     forward, inputs, weights = (np.stack([row[kind] for row in rows]) for kind in range(3))
-    # While the device is at the head, a host that was behind issues what follows.
-    shown = 1.0 - job.constants.head_hides_ratio * np.minimum(1.0, times.layer.host_share)
-    shown = np.ones(len(group)) if job.cluster.is_host else shown
-    forward[-1] += shown * times.head_forward_s
+    forward[-1] += times.head_forward_s
     # Half of the head's backward is the gradient of its weights.
-    inputs[-1] += shown * times.head_backward_s / 2
-    weights[-1] += shown * times.head_backward_s / 2
+    inputs[-1] += times.head_backward_s / 2
+    weights[-1] += times.head_backward_s / 2
     around = times.around
     forward[-1] += around.forward_tp_s + around.forward_dp_s
     inputs[-1] += around.backward_tp_s + around.backward_dp_s
@@ -219,6 +225,9 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
         real = replay_steady(one, forward, inputs, weights, message)
     if slower == 1:
         ideal = replay_steady(one, forward, inputs, weights, 0 * message)
+    host_s, work = _time_hosts(job, times, one, ranges, (forward, inputs, weights))
+    # A host waits for none of what its device waits for, so a rank takes the longer of both.
+    row_end = smooth_max(real.end_s, host_s)
     counts = [_count_ranks(model, one, candidate.tp, candidate.ep) for candidate in group]
     dense, routed = (
         np.array([[rank[kind] for rank in per_rank] for per_rank in counts], dtype=np.float64).T
@@ -233,15 +242,16 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
         exposed = sync
         if stack.overlaps_gradients:
             exposed = _expose_gradients(
-                tails[rank], sync, (forward, inputs, weights), job.constants
+                tails[rank], sync, (forward, inputs, weights), work, job.constants
             )
-        ends.append((real.end_s[rank] + exposed + update, exposed, update))
+        ends.append((row_end[rank] + exposed + update, exposed, update))
     tied = _time_tied(job, columns) if schedule.num_ranks > 1 and model.tie_embeddings else 0.0
     finish = np.stack([end for end, _, _ in ends])
     last = finish.argmax(axis=0)
     pick = np.arange(len(group))
     exposed = np.stack([one_exposed for _, one_exposed, _ in ends])[last, pick] + tied
     update = np.stack([one_update for _, _, one_update in ends])[last, pick]
+    host_excess = np.maximum(0.0, row_end[last, pick] - real.makespan_s)
     fixed = slower * job.constants.step_s
     step = finish.max(axis=0) + tied + fixed
     busiest = ideal.busy_s.argmax(axis=0)
@@ -254,8 +264,8 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     bubble = ideal.makespan_s - busy
     pipeline = real.makespan_s - ideal.makespan_s
     # Where ranks share processors, all that is in a row takes longer by the same.
-    work = one.num_microbatches * sum(part.sum(axis=0) for part in (forward, inputs, weights))
-    longer = ideal.busy_s.sum(axis=0) / work if slower > 1 else np.ones(len(group))
+    total = one.num_microbatches * sum(part.sum(axis=0) for part in (forward, inputs, weights))
+    longer = ideal.busy_s.sum(axis=0) / total if slower > 1 else np.ones(len(group))
     runs = runs * longer
     has_head = busiest == schedule.stage_ranks[-1]
     beside = one.num_microbatches * longer * has_head
@@ -264,14 +274,14 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     inside = (layer.cp_s + layer.ep_s) * runs + tp_s + layers_dp_s
     # Where the rank that ends last is not the last in its row, others' rows hide some of what it
     # reduces, and the bubble has what is left, so that lines sum.
-    rest = step - (busy + bubble + pipeline + exposed + update + fixed)
+    rest = step - (busy + bubble + pipeline + host_excess + exposed + update + fixed)
     hidden = np.clip(-rest, 0.0, exposed)
     exposed, rest = exposed - hidden, rest + hidden
     return [
         StepPrice(
             candidate=candidate,
             step_s=float(step[index]),
-            compute_s=float(busy[index] - inside[index]),
+            compute_s=float(busy[index] - inside[index] + host_excess[index]),
             bubble_s=float(bubble[index] + rest[index]),
             tp_s=float(tp_s[index]),
             cp_s=float(layer.cp_s[index] * runs[index]),
@@ -280,6 +290,7 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
             dp_s=float(exposed[index] + layers_dp_s[index]),
             optimizer_s=float(update[index]),
             fixed_s=fixed,
+            host_s=float(host_s.max(axis=0)[index]),
             ideal_pipeline_s=float(busy[index]),
             makespan_s=float(real.makespan_s[index]),
         )
@@ -287,14 +298,65 @@ def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
     ]
 
 
+Work = tuple[Floats, Floats, Floats]
+"""Forward, input and weight gradients of each stage (rows), in seconds."""
+
+
+def _time_hosts(
+    job: Job, times: StepTimes, one: Candidate, ranges: Sequence[range], device: Work
+) -> tuple[Floats, Work]:
+    """Of hosts that go ahead of their devices: what each rank's takes for its row, and how long
+    actions take if nothing is waited for. Else nothing, and the devices' own times."""
+    schedule, number = one.build_schedule(), one.num_microbatches
+    rows = np.zeros((schedule.num_ranks, len(times.columns)))
+    if not host_goes_ahead(job.recipe, job.cluster):
+        return rows, device
+    forward, inputs, weights = (part.copy() for part in device)
+    call_s = time_call(job.constants)
+    is_split = any(action.kind is ActionKind.INPUT_GRAD for action in schedule.actions[0])
+    longer = 1 + _SPLIT_HOST * is_split
+    for stage, layers in enumerate(ranges):
+        num_dense = max(0, min(layers.stop, job.model.num_dense_layers) - layers.start)
+        num_mixed = len(layers) - num_dense
+        ahead, back = (
+            longer
+            * (num_dense * getattr(times.dense, name) + num_mixed * getattr(times.layer, name))
+            for name in ("host_forward_s", "host_backward_s")
+        )
+        # To and from each neighbour, there and back; a message counts as two calls.
+        num_messages = 2 * ((stage > 0) + (stage < len(ranges) - 1))
+        outside = job.constants.host_microbatch_s + 2 * call_s * num_messages
+        if stage == len(ranges) - 1:
+            outside += time_host_head(job.constants)
+        rows[schedule.stage_ranks[stage]] += number * (ahead + back + outside)
+        forward[stage] = smooth_max(forward[stage], ahead)
+        backward = inputs[stage] + weights[stage]
+        stretch = smooth_max(backward, back) / backward
+        inputs[stage] *= stretch
+        weights[stage] *= stretch
+    return rows, (forward, inputs, weights)
+
+
 def _expose_gradients(
-    tails: Sequence[Tail], sync: Floats, work: tuple[Floats, Floats, Floats], constants: Constants
+    tails: Sequence[Tail], sync: Floats, device: Work, work: Work, constants: Constants
 ) -> Floats:
     """What reducing a rank's gradients adds after its row.
 
     A stage's go while its last microbatch's are made, and behind all that the rank does then: of
-    several stages on a rank, those that finish early hide behind the others.
+    several stages on a rank, those that finish early hide behind the others. What they cost the
+    device costs the step only what the device does not wait for its host anyway.
     """
+    # Time runs to the row's end, at 0; the stage that finishes first sends first.
+    part, end, slack = sync / len(tails), np.full(len(sync), -np.inf), 0 * sync
+    for tail in tails:
+        left, own = (_time_tail(tail, times, sync) for times in (work, device))
+        end = np.maximum(end, -left) + part
+        slack = np.maximum(slack, left - own)
+    over: Floats = np.clip(end, 0.0, sync)
+    return over + np.maximum(0.0, constants.overlap_cost_ratio * (sync - over) - slack)
+
+
+def _time_tail(tail: Tail, work: Work, like: Floats) -> Floats:
     forward, inputs, weights = work
     times = {
         ActionKind.FORWARD: forward,
@@ -302,13 +364,7 @@ def _expose_gradients(
         ActionKind.INPUT_GRAD: inputs,
         ActionKind.WEIGHT_GRAD: weights,
     }
-    # Time runs to the row's end, at 0; the stage that finishes first sends first.
-    part, end = sync / len(tails), np.full(len(sync), -np.inf)
-    for tail in tails:
-        left = sum((number * times[kind][stage] for kind, stage, number in tail), start=0 * sync)
-        end = np.maximum(end, -left) + part
-    over: Floats = np.clip(end, 0.0, sync)
-    return over + constants.overlap_cost_ratio * (sync - over)
+    return sum((number * times[kind][stage] for kind, stage, number in tail), start=0 * like)
 
 
 def _replay_shared(
