@@ -57,7 +57,7 @@ COPIES4 = plain("copies", 4, 34, num_layers=2, layer_ms=9.0, num_microbatches=2)
 COPIES6 = plain("copies", 6, 32, num_layers=1, layer_ms=24.0, num_microbatches=2)
 SEQUENCES2 = plain("sequences", 2, 40, layout=Layout(tp=2), num_layers=2, layer_ms=13.0)
 SEQUENCES22 = plain("sequences", 4, 36, layout=Layout(dp=2, tp=2), num_layers=1, layer_ms=30.0)
-SEQUENCES42 = plain("sequences", 8, 30, layout=Layout(dp=4, tp=2), num_layers=1, layer_ms=42.0)
+SEQUENCES32 = plain("sequences", 6, 32, layout=Layout(dp=3, tp=2), num_layers=1, layer_ms=42.0)
 EXPERTS4 = plain("experts", 4, 38, layout=Layout(ep=4), num_layers=1, layer_ms=16.0)
 EXPERTS6 = plain("experts", 6, 34, layout=Layout(dp=2, ep=3), num_layers=1, layer_ms=20.0)
 EXPERTS8 = plain("experts", 8, 32, layout=Layout(ep=8), num_layers=1, layer_ms=24.0)
@@ -84,12 +84,12 @@ CONVOLUTIONS = plain(
     options={"fair": True, "clip": True, "ema": True},
 )  # fmt: skip
 BFS = plain(
-    "stages", 4, 22, layout=Layout(pp=4), num_layers=8, layer_ms=2.5,
-    options={"schedule": "ScheduleLoopedBFS", "chunks": 2, "microbatches": 12},
+    "stages", 4, 22, layout=Layout(pp=4), num_layers=8, layer_ms=3.5,
+    options={"schedule": "ScheduleLoopedBFS", "chunks": 2, "microbatches": 8},
 )  # fmt: skip
 DP2PP4 = plain(
-    "stages", 8, 22, layout=Layout(dp=2, pp=4), num_layers=4, layer_ms=4.0,
-    options={"microbatches": 14},
+    "stages", 8, 22, layout=Layout(dp=2, pp=4), num_layers=4, layer_ms=6.0,
+    options={"microbatches": 10},
 )  # fmt: skip
 PP5 = plain(
     "stages", 5, 22, layout=Layout(pp=5), num_layers=5, layer_ms=3.5,
@@ -159,7 +159,7 @@ def list_places() -> list[Case]:
         ("mixed5", MIXED5, "between", 3, 30), ("copies4", COPIES4, "forward", 2, 12),
         ("copies6", COPIES6, "optimizer", 1, 33), ("sequences2", SEQUENCES2, "forward", 0, 19),
         ("sequences22", SEQUENCES22, "backward", 3, 26),
-        ("sequences42", SEQUENCES42, "data", 6, 36), ("experts4", EXPERTS4, "forward", 1, 23),
+        ("sequences32", SEQUENCES32, "data", 5, 36), ("experts4", EXPERTS4, "forward", 1, 23),
         ("experts6", EXPERTS6, "between", 4, 29), ("experts8", EXPERTS8, "backward", 3, 28),
         ("momentum3", MOMENTUM3, "backward", 0, 17), ("momentum7", MOMENTUM7, "data", 5, 27),
         ("gan5", GAN5, "optimizer", 3, 25), ("rollouts3", ROLLOUTS3, "forward", 1, 10),
@@ -355,7 +355,7 @@ def list_numbers() -> list[Case]:
 def list_stages() -> list[Case]:
     found = []
     for name, program, where, stage, ms in (
-        ("bfs", BFS, "forward", 2, 1.5), ("dp2pp4", DP2PP4, "backward", 2, 3),
+        ("bfs", BFS, "forward", 2, 2.5), ("dp2pp4", DP2PP4, "backward", 2, 4),
         ("pp5", PP5, "forward", 3, 3),
     ):  # fmt: skip
         ranks = list_ranks_of_stage(program, stage)
@@ -371,7 +371,7 @@ def list_stages() -> list[Case]:
         *found,
         fault("pp5 optimizer of stage 1", PP5, optimizer,
               Delay(where="optimizer", ranks=(1,), ms=46)),
-        fault("dp2pp4 forward r6", DP2PP4, *one("forward", 6, 4)),
+        fault("dp2pp4 forward r6", DP2PP4, *one("forward", 6, 6)),
         fault("bfs between r3", BFS, *one("between", 3, 48)),
     ]  # fmt: skip
 
