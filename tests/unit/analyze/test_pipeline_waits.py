@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders import MS, put_step
+from builders import MS, put_span, put_step
 from communication_builders import Job
 from meshscope.analyze.pipeline.message_chains import find_message_chains
 from meshscope.analyze.pipeline.pipeline import analyze_pipeline
@@ -68,6 +68,38 @@ def test_waits_are_the_bubble_and_messages_the_microbatches(tmp_path, layout):
 def test_chains_are_found_by_messages(tmp_path):
     timeline, _ = timeline_of(write_gpipe(tmp_path / "run", m=3))
     assert find_message_chains(timeline) == ((0, 1),)
+
+
+def write_exchange(path, *, is_before, is_answered):
+    """Two ranks that run backward from 10 to 20 ms of a step, and a message from rank 0 before or
+    after it."""
+    job = Job(path, num_ranks=2)
+    group = job.group((0, 1))
+    for step in range(NUM_STEPS):
+        begin = step * 40 * MS
+        sent = begin + (5 * MS if is_before else 25 * MS)
+        job.message(group, 0, 1, sent_ns=sent, asked_ns=sent, latency_ns=1000)
+        if is_answered:
+            back = begin + 30 * MS
+            job.message(group, 1, 0, sent_ns=back, asked_ns=back, latency_ns=1000)
+        for rank, writer in job.writers.items():
+            put_step(writer, step, job.local_ns(rank, begin), job.local_ns(rank, begin + 39 * MS))
+            put_span(writer, "backward", job.local_ns(rank, begin + 10 * MS), 10 * MS)
+    job.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("is_before", "is_answered", "is_pipeline"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_stages_have_inputs_before_backward_and_gradients_come_back(
+    tmp_path, is_before, is_answered, is_pipeline
+):
+    path = write_exchange(tmp_path / "run", is_before=is_before, is_answered=is_answered)
+    timeline, _ = timeline_of(path)
+    found = find_message_chains(timeline)
+    assert (found == ((0, 1),)) if is_pipeline else isinstance(found, Unavailable)
 
 
 def test_few_messages_are_told_with_an_estimate(tmp_path):

@@ -80,6 +80,7 @@ def _make_small(
     axis: str = "dp",
     num_hosts: int = 2,
     num_broadcasts: int = 0,
+    every_ns: int = MS,
 ) -> Attempt:
     layout = Layout(dp=2) if axis == "dp" else Layout(tp=2)
     job = TimedJob(path, num_ranks=2, layout=layout, host=lambda rank: f"node{rank % num_hosts}")
@@ -87,7 +88,7 @@ def _make_small(
     for step in range(12):
         at = 100 * step * MS
         for place in range(num_operations + num_broadcasts):
-            moment = at + 20 * MS + place * MS
+            moment = at + 20 * MS + place * every_ns
             job.collective(
                 group,
                 {0: moment, 1: moment},
@@ -106,6 +107,13 @@ def test_many_small_operations(tmp_path: Path) -> None:
     assert found[0].severity is Severity.MEDIUM
     assert not isinstance(found[0].gain, Unavailable)
     assert found[0].gain.saved_ns == pytest.approx(39 * MS / 5, rel=0.02)
+
+
+def test_calls_that_go_away_are_priced_too(tmp_path: Path) -> None:
+    """Between two operations of 0.2 ms each, 0.05 ms pass; not what takes longer than they do."""
+    (found,) = _find(_make_small(tmp_path, 40, 1024, every_ns=MS // 4))
+    assert not isinstance(found.gain, Unavailable)
+    assert found.gain.saved_ns == pytest.approx(39 * MS / 4, rel=0.02)
 
 
 @pytest.mark.parametrize(("axis", "severity"), [("dp", Severity.MEDIUM), ("tp", Severity.LOW)])

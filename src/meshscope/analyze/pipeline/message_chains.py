@@ -4,12 +4,15 @@ In every step the first message of a pipeline goes from its first stage to the s
 stage's first send after its first receive continues in that direction. So a head is a rank whose
 first message of a step is a send; the chain follows each rank's first send to a rank other than the
 one it first received from. A step counts only if it gives whole chains; the most common result is
-taken.
+taken. Stages have their first inputs before their backward begins, and gradients come back over
+every link: sums of gradients that ranks hand on, batches that one rank draws for others and a
+teacher's outputs are no pipelines.
 
 Wrong where ranks exchange messages outside the pipeline at the start of a step.
 """
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,6 +26,8 @@ Chains = tuple[tuple[int, ...], ...]
 
 MAX_STEPS = 20
 """Steps examined."""
+_BACKWARD = "backward"
+_NEVER = np.iinfo(np.int64).max
 _NO_PIPELINE = "no pipeline was declared, and ranks send each other no messages in a chain"
 
 
@@ -33,10 +38,14 @@ def find_message_chains(timeline: Timeline) -> Chains | Unavailable:
     rows = timeline.communication.operations.rows
     row = np.flatnonzero(np.isin(rows.kind, (Kind.SEND, Kind.RECV)) & (rows.peer >= 0))
     step = find_periods(timeline, row)
+    row, step = row[step >= 0], step[step >= 0]
+    called_ns = timeline.communication.times.enqueue_ns
+    begun_ns = _find_backward(timeline)[np.searchsorted(timeline.ranks, rows.rank[row]), step]
+    is_early = called_ns[row] < begun_ns
     found: Counter[Chains] = Counter()
     for index in range(min(len(timeline.steps), MAX_STEPS)):
-        here = row[step == index]
-        here = here[np.argsort(timeline.communication.times.enqueue_ns[here], kind="stable")]
+        here = row[is_early & (step == index)]
+        here = here[np.argsort(called_ns[here], kind="stable")]
         messages = zip(
             rows.rank[here].tolist(),
             (rows.kind[here] == Kind.SEND).tolist(),
@@ -44,7 +53,9 @@ def find_message_chains(timeline: Timeline) -> Chains | Unavailable:
             strict=True,
         )
         chains = follow_messages(list(messages))
-        if chains:
+        sent = row[(step == index) & (rows.kind[row] == Kind.SEND)]
+        links = set(zip(rows.rank[sent].tolist(), rows.peer[sent].tolist(), strict=True))
+        if chains and all(link in links for chain in chains for link in pairwise(chain[::-1])):
             found[chains] += 1
     if not found:
         return Unavailable(_NO_PIPELINE)
@@ -70,6 +81,17 @@ def find_periods(timeline: Timeline, row: Int64s) -> Int64s:
         is_inside &= at_ns[mine] >= starts[found]
         step[mine] = np.where(is_inside, found, -1)
     return step
+
+
+def _find_backward(timeline: Timeline) -> Int64s:
+    """[rank, step]: when the rank's backward begins; very late where none was recorded."""
+    begun_ns = np.full((len(timeline.ranks), len(timeline.steps)), _NEVER)
+    pieces = timeline.pieces
+    is_backward = np.array([name == _BACKWARD for name in timeline.phases])
+    own = np.flatnonzero(is_backward[pieces.phase] & ~pieces.is_between)
+    rank = np.searchsorted(timeline.ranks, pieces.rank[own])
+    np.minimum.at(begun_ns, (rank, pieces.step[own]), pieces.start_ns[own])
+    return begun_ns
 
 
 def follow_messages(messages: list[tuple[int, bool, int]]) -> Chains:

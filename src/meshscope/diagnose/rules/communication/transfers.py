@@ -14,6 +14,7 @@ from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import OperationRows
 from meshscope.analyze.study import Study
+from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT, Kind
@@ -27,6 +28,7 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.shared_cores import add_freed_cores
 from meshscope.diagnose.wording import count, duration, memory, ratio
+from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
@@ -250,6 +252,19 @@ def _keep_longest(communication: Job, row: Bools) -> Int64s:
     return transfer
 
 
+def _leave_out_calls(timeline: Timeline, is_held: Bools, usual_ns: float) -> Int64s:
+    """[piece]: work without what a rank does between two of these operations, if it is shorter than
+    they are: to call the next one. Where ranks meet less often they wait for less jitter, too."""
+    pieces, work = timeline.pieces, measured_work(timeline)
+    is_work = (pieces.kind == PieceKind.WORK) & (pieces.row < 0) & (work < usual_ns)
+    is_same = (np.diff(pieces.rank) == 0) & (np.diff(pieces.step) == 0)
+    follows, leads = (
+        np.append(False, is_held[:-1] & is_same),
+        np.append(is_held[1:] & is_same, False),
+    )
+    return np.where(is_work & follows & leads, 0, work)
+
+
 class SmallOperations(Rule):
     """Many small collectives, each of which costs its latency.
 
@@ -261,8 +276,9 @@ class SmallOperations(Rule):
 
     How it is measured: operations are grouped by size and axis, and their exposed transfer is added
     up; of several kinds only sums, if they are as many by themselves. The gain is a replay in which
-    all of a step take as long as the longest of them; beside
-    backward on hosts it takes in what the training thread waited for cores that they used.
+    all of a step take as long as the longest of them, without what a rank does between two of them
+    if that is shorter than they are (it calls the next one); beside backward on hosts it takes in
+    what the training thread waited for cores that they used.
 
     What to change: combine them: larger buckets (`bucket_cap_mb`), flattened tensors, coalescing;
     larger FSDP units.
@@ -302,14 +318,18 @@ class SmallOperations(Rule):
         num_per_step = float(np.count_nonzero(row)) / num_rank_steps
         if num_per_step < context.thresholds[_MIN_SMALL_OPERATIONS]:
             return
-        is_held = pieces.row >= 0
+        is_held = (pieces.row >= 0) & (pieces.kind != PieceKind.WORK)
         is_held[is_held] = row[pieces.row[is_held]]
-        total = int(pieces.duration_ns[is_held & (pieces.kind > 1)].sum())
+        total = int(pieces.duration_ns[is_held & (pieces.kind != PieceKind.WAIT)].sum())
         share = total / max(int(pieces.duration_ns.sum()), 1)
         if share < context.thresholds[_MIN_SMALL_RATIO]:
             return
-        transfer = _keep_longest(communication, row)
-        edit = Edit(name=f"small operations along {axis} combined", transfer_ns=transfer)
+        usual_ns = float(np.median(communication.row_times.transfer_ns[row]))
+        edit = Edit(
+            name=f"small operations along {axis} combined",
+            work_ns=_leave_out_calls(timeline, is_held, usual_ns),
+            transfer_ns=_keep_longest(communication, row),
+        )
         gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
         size = float(np.median(communication.operations.rows.size_bytes[row]))
         ranks = tuple(np.unique(communication.operations.rows.rank[row]).tolist())
