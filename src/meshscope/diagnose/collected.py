@@ -16,6 +16,7 @@ import numpy as np
 from meshscope.analyze.timeline.gc_collections import Collections
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.numerics.chance import SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.numerics.paired_excess import MAD_TO_DEVIATION
 from meshscope.simulate.ledger.peer_cells import list_places
 from meshscope.simulate.recorded_graph import measured_work
@@ -31,6 +32,8 @@ _LONG_DEVIATIONS = 5.0
 """By which work is longer than usual."""
 _MIN_LONG_RATIO = 0.005
 """Of the step, likewise."""
+_MIN_LIKE_RATIO = 0.25
+"""Of a collection: work that is longer by this is as long as a wait for a core beside it."""
 _MIN_ERRORS = 3.0
 """By which steps with collections must be longer than others, in standard errors."""
 
@@ -45,7 +48,8 @@ def remove_collections(timeline: Timeline, collections: Collections) -> tuple[Ed
     most_ns = collected.max(axis=1)
     most_ns = np.maximum(most_ns, _move(most_ns, shift))
     cells = _Cells(timeline, work)
-    removed = cells.find_long(_mark_beside(collected > 0, shift))
+    like_ns = _MIN_LIKE_RATIO * float(np.median(most_ns[most_ns > 0]))
+    removed = cells.find_long(_mark_beside(collected > 0, shift), like_ns)
     is_more = cells.sum_by_rank(removed).max(axis=1) > MAX_MORE_RATIO * most_ns
     removed[:, is_more] = 0.0
     edit = Edit(name="without collections", work_ns=cells.shorten(work, removed))
@@ -91,8 +95,9 @@ class _Cells:
         period_ns = float(np.median(timeline.period_end_ns - timeline.period_start_ns))
         self._least_ns = _MIN_LONG_RATIO * period_ns
 
-    def find_long(self, beside: Bools) -> Floats:
-        """[slot, step]: what is longer than in other steps, where it comes with collections."""
+    def find_long(self, beside: Bools, like_ns: float) -> Floats:
+        """[slot, step]: what is longer than in other steps, where it comes with collections, which
+        take about four times `like_ns`."""
         found = np.zeros(self._shape)
         if not beside.any():
             return found
@@ -105,7 +110,7 @@ class _Cells:
             excess > np.maximum(_LONG_DEVIATIONS * deviation, self._least_ns), excess, 0
         )
         # Of all places together: which of them the next rank waits in is chance.
-        return np.where(is_beside, long, 0.0) if _comes_with(long, is_beside) else found
+        return np.where(is_beside, long, 0.0) if _comes_with(long, is_beside, like_ns) else found
 
     def sum_by_rank(self, values: Floats) -> Floats:
         """[step, rank]."""
@@ -123,14 +128,18 @@ class _Cells:
         return shorter
 
 
-def _comes_with(long: Floats, is_beside: Bools) -> bool:
+def _comes_with(long: Floats, is_beside: Bools, like_ns: float) -> bool:
     """Whether the longest of [slot, step] is longer beside collections than elsewhere, on average
-    over steps."""
+    over steps, or more often as long as these: of what else holds steps up a few hide a mean."""
     beside, others = (
         np.where(chosen, long, 0.0).max(axis=0)[chosen.any(axis=0)]
         for chosen in (is_beside, ~is_beside)
     )
     if len(beside) < 2 or len(others) < 2:
         return False
+    usual = (np.count_nonzero(others > like_ns) + 1) / (len(others) + 2)
+    chance = binomial_tail(int(np.count_nonzero(beside > like_ns)), len(beside), usual)
+    if chance < SIGNIFICANCE_RATIO:
+        return True
     error = np.sqrt(beside.var(ddof=1) / len(beside) + others.var(ddof=1) / len(others))
     return bool(beside.mean() - others.mean() > _MIN_ERRORS * error)

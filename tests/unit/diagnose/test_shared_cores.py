@@ -13,13 +13,14 @@ from meshscope.diagnose.runner import diagnose
 GAIN = Estimate(saved_ns=10.0, step_ns=100.0, basis="made up")
 
 
-def write_run(path, queued_ratio):
+def write_run(path, queued_ratio, *, run_ratio=0.4):
     """What a recorder would have written on closing."""
     make_run(path, num_steps=12)
     context = context_of(path)
     (rank,) = context.study.attempt.ranks
     recording = context.study.attempt.ranks[rank]
-    counted = {"elapsed_ns": 1000, "run_ns": 500, "queued_ns": int(1000 * queued_ratio)}
+    run_ns, queued_ns = int(1000 * run_ratio), int(1000 * queued_ratio)
+    counted = {"elapsed_ns": 1000, "run_ns": run_ns, "queued_ns": queued_ns}
     told = replace(recording, updates=(*recording.updates, {"core_queue": counted}))
     context.study.attempt.ranks[rank] = told
     return context
@@ -42,6 +43,20 @@ def test_what_a_busy_machine_shows_too_is_low(tmp_path, code, queued_ratio, seve
     (found,) = diagnose(context, rules={code: rule}).findings
     assert found.severity is severity
     assert ("for a core" in found.confidence.text) == (severity is Severity.LOW)
+
+
+@pytest.mark.parametrize(
+    ("run_ratio", "saved_ns", "severity"),
+    [(0.9, 4.0, Severity.LOW), (0.9, 6.0, Severity.HIGH), (0.3, 4.0, Severity.HIGH)],
+)
+def test_a_rank_that_computes_on_a_core_may_have_a_slower_one(
+    tmp_path, run_ratio, saved_ns, severity
+):
+    context = write_run(tmp_path, 0.0, run_ratio=run_ratio)
+    gain = replace(GAIN, saved_ns=saved_ns)
+    rule = make_rule("ST001", lambda _: [make_finding("ST001", ranks=(0,), gain=gain)])
+    (found,) = diagnose(context, rules={"ST001": rule}).findings
+    assert found.severity is severity
 
 
 @pytest.mark.parametrize(("saved_ns", "severity"), [(9.0, Severity.LOW), (30.0, Severity.CRITICAL)])

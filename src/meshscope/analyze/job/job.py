@@ -8,6 +8,7 @@ A job without communication has no rows; other records then tie its clocks toget
 
 from dataclasses import dataclass
 
+from meshscope.analyze.job.any_source import find_senders
 from meshscope.analyze.job.arrivals import (
     AlignedTimes,
     Arrivals,
@@ -51,6 +52,7 @@ def load_job(
     """
     operations = doubt_ends(attempt, load_operations(attempt, unwatched))
     host_clocks = find_host_clocks(attempt)
+    operations = find_senders(operations, host_clocks)
     matches = match_operations(operations, host_clocks)
     if alignment is None:
         alignment = align_clocks(attempt, operations.rows, matches, host_clocks)

@@ -6,16 +6,19 @@ long as such a finding costs, the finding is LOW and says so. Of ranks that take
 only what they waited more than these counts; of ranks that pause now and then, all of it: others
 that wait as long pause at other times. Where ranks outnumber cores a short wait for data is one for
 a core: the loader's workers and other ranks have them.
+
+Ranks that compute on cores are as fast as these, and two cores of one machine differ by some per
+cent with nothing done to either: a rank that is slow by less is LOW there.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from meshscope.analyze.device.core_queue import read_core_queue
+from meshscope.analyze.device.core_queue import CoreQueue, read_core_queue
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
-from meshscope.core.unavailable import Unavailable, known
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Finding
@@ -28,6 +31,12 @@ _NOISE_CODES = frozenset({"TI001", "PA002", "PP004", "ST003", "ST004", "ST005", 
 """Findings about patterns that a busy machine has too."""
 _SLOWED_CODES = frozenset({"IN002"})
 """Findings about what all ranks do, which takes longer where threads wait: all of it is asked."""
+_CORE_CODES = frozenset({"ST001", "ST002", "LT001"})
+"""Findings about ranks that take longer than others, which a slower core shows as well."""
+_MAX_CORE_RATIO = 0.05
+"""Of the step: what a core may be slower than another one."""
+_MIN_RUN_RATIO = 0.5
+"""Of the time that a thread has a core from which it is what computes."""
 _PAUSE_CODES = frozenset({"PA002"})
 _MAX_CROWDED_RATIO = 0.1
 """Of the step: waits for data up to here are not told where ranks outnumber cores."""
@@ -40,11 +49,21 @@ _MIN_SHARE = 0.5
 """Of what a finding costs that threads must have waited for cores."""
 
 
-def _read_queues(study: Study) -> dict[int, float]:
+def _read_cores(study: Study) -> dict[int, CoreQueue]:
     found = {
         rank: known(read_core_queue(study.attempt.ranks[rank])) for rank in study.attempt.ranks
     }
-    return {rank: one.queued_ratio for rank, one in found.items() if one is not None}
+    return {rank: one for rank, one in found.items() if one is not None}
+
+
+def _read_queues(study: Study) -> dict[int, float]:
+    return {rank: one.queued_ratio for rank, one in need(study.get(_read_cores)).items()}
+
+
+def _computes_on_cores(study: Study) -> bool:
+    """Whether what ranks compute runs in the threads that train."""
+    ratios = [one.run_ns / one.elapsed_ns for one in need(study.get(_read_cores)).values()]
+    return not study.has_accelerators and bool(ratios) and median(ratios) >= _MIN_RUN_RATIO
 
 
 def doubt_noise(findings: Sequence[Finding], context: Context) -> list[Finding]:
@@ -52,6 +71,8 @@ def doubt_noise(findings: Sequence[Finding], context: Context) -> list[Finding]:
     if isinstance(queued, Unavailable) or not queued:
         return list(findings)
     is_crowded = context.study.get(_is_crowded) is True
+    on_cores = context.study.get(_computes_on_cores) is True
+    findings = [_doubt_core(one) if on_cores else one for one in findings]
     return [
         _doubt_slowed(one, queued, is_crowded=is_crowded)
         if one.code in _SLOWED_CODES
@@ -65,11 +86,10 @@ def doubt_noise(findings: Sequence[Finding], context: Context) -> list[Finding]:
 def _is_crowded(study: Study) -> bool:
     """Whether some host has more ranks than cores that they may run on."""
     found: dict[tuple[str, str], list[int]] = {}
-    for recording in study.attempt.ranks.values():
-        queue = known(read_core_queue(recording))
-        cores = None if queue is None else known(queue.num_cores)
-        if queue is not None and cores is not None and queue.cores:
-            key = (str(recording.header.get("host")), queue.cores)
+    for rank, queue in need(study.get(_read_cores)).items():
+        cores = known(queue.num_cores)
+        if cores is not None and queue.cores:
+            key = (str(study.attempt.ranks[rank].header.get("host")), queue.cores)
             found.setdefault(key, []).append(cores)
     return any(len(cores) > min(cores) for cores in found.values())
 
@@ -82,6 +102,13 @@ def _doubt_slowed(finding: Finding, queued: dict[int, float], *, is_crowded: boo
         text = "ranks outnumber the cores, so short waits for data are waits for a core as well"
         return _lower(finding, text)
     return _doubt(finding, queued, 1.0)
+
+
+def _doubt_core(finding: Finding) -> Finding:
+    is_small = 0.0 < _find_cost(finding) < _MAX_CORE_RATIO
+    if finding.code not in _CORE_CODES or not finding.ranks or not is_small:
+        return finding
+    return _lower(finding, f"{finding.confidence.text}; but cores of one machine differ as much")
 
 
 def _find_cost(finding: Finding) -> float:
