@@ -28,8 +28,9 @@ def find_senders(operations: Operations, clocks: HostClocks) -> Operations:
     peer, sequence = rows.peer.copy(), rows.sequence.copy()
     sends = np.flatnonzero(rows.kind == Kind.SEND)
     places = np.stack([rows.group[taken], rows.rank[taken], rows.tag[taken]])
-    for group, rank, tag in np.unique(places, axis=1).T.tolist():
-        mine = taken[(places.T == [group, rank, tag]).all(axis=1)]
+    keys, place = np.unique(places, axis=1, return_inverse=True)
+    for index, (group, rank, tag) in enumerate(keys.T.tolist()):
+        mine = taken[place.ravel() == index]
         named = rows.peer[is_recv & (rows.group == group) & (rows.rank == rank) & (rows.tag == tag)]
         sent = sends[(rows.group[sends] == group) & (rows.tag[sends] == tag)]
         sent = sent[(rows.peer[sent] == rank) & ~np.isin(rows.rank[sent], named)]
