@@ -9,6 +9,7 @@ from meshscope.analyze.rank.caught_errors import CaughtErrors, as_int, list_erro
 from meshscope.analyze.rank.not_in_traces import NO_COST, NO_DROPPED
 from meshscope.analyze.rank.overhead import Overhead
 from meshscope.analyze.rank.phases import order_steps
+from meshscope.analyze.rank.rank_summary import to_unix
 from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.store.read.columns import Problem, ProblemKind
@@ -16,6 +17,7 @@ from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.trace_windows import KERNEL_LINE
+from meshscope.store.write.attempts import CLOCK_SKEW_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,9 @@ class RecordingHealth:
     """Steps of all ranks together."""
     missing_ranks: RankRanges
     short_ranks: tuple[int, ...]
-    """Ranks with at least two steps fewer than the longest, which left before it."""
+    """Ranks with at least two steps fewer than the longest, which left before it. A rank without
+    any that ended in order and with the longest is none: it evaluates, serves or waits, or where
+    its steps end cannot be seen."""
     unfinished_ranks: tuple[int, ...]
     """Ranks without a closing line: still running, or killed."""
     num_pauses: int
@@ -82,7 +86,9 @@ def assess_recording(
     short = tuple(
         rank
         for rank, count in num_steps.items()
-        if count < most - 1 and not _stays_to_the_end(attempt.ranks[rank], attempt.ranks[longest])
+        if count < most - 1
+        and not _stays_to_the_end(attempt.ranks[rank], attempt.ranks[longest])
+        and (count or not _ends_with(attempt.ranks[rank], attempt.ranks[longest]))
     )
     problems = [*attempt.problems, *(p for rank in attempt for p in rank.problems), *extra_problems]
     if short:
@@ -142,6 +148,18 @@ def _stays_to_the_end(recording: Recording, longest: Recording) -> bool:
     own, others = _find_last_operations(recording), _find_last_operations(longest)
     shared = own.keys() & others.keys()
     return bool(shared) and all(own[group] == others[group] for group in shared)
+
+
+def _ends_with(recording: Recording, longest: Recording) -> bool:
+    """Whether it ended in order, and no sooner than the longest one's last step."""
+    if recording.closing is None:
+        return False
+    end_mono_ns = as_int(recording.closing.get("end_host_mono_ns"))
+    end_ns = None if end_mono_ns is None else known(to_unix(recording, end_mono_ns))
+    last_ns = known(to_unix(longest, int(longest.read("steps")["end_host_mono_ns"].max())))
+    if end_ns is None or last_ns is None:
+        return False
+    return end_ns >= last_ns - CLOCK_SKEW_NS
 
 
 def _find_last_operations(recording: Recording) -> dict[tuple[str, tuple[int, ...]], int]:

@@ -146,3 +146,18 @@ def test_a_closing_line_that_does_not_say_is_told_from_none_at_all(tmp_path):
     health = summarize(tmp_path).health
     assert health.opening_cost_ns == Unavailable("no rank's closing line says")
     assert health.unfinished_ranks == ()
+
+
+def test_a_rank_without_steps_that_ended_with_the_others_did_not_stop_before_them(tmp_path):
+    """As ranks that evaluate or wait, and those whose gradients another rank's optimizer takes."""
+    ends_ns = {0: 4000 * MS, 1: 3990 * MS, 2: 2000 * MS, 3: None}
+    for rank, end_ns in ends_ns.items():
+        writer = make_writer(tmp_path, rank, len(ends_ns))
+        for step in range(40) if not rank else ():
+            begin = START_MONO_NS + step * 100 * MS
+            put_step(writer, step, begin, begin + 90 * MS)
+        if end_ns is not None:
+            end = START_MONO_NS + end_ns
+            writer.close(end_host_mono_ns=end, num_errors=0, errors={})
+    health = summarize(tmp_path).health
+    assert health.short_ranks == (2, 3)  # one left in mid-training, one never ended
