@@ -131,3 +131,30 @@ def test_half_a_line_on_a_full_disk_is_taken_back(tmp_path: Path) -> None:
     lines, damage = read_journal(path.read_bytes())
     assert [line["kind"] for line in lines] == ["header", "close"]
     assert damage == []
+
+
+@pytest.mark.parametrize("errors", [{}, {"site": {"count": 1, "first": "x" * 3000}}])
+def test_the_closing_line_has_room_on_a_full_disk(tmp_path: Path, errors: object) -> None:
+    """Without it a rank that ended in order looks killed. In a child, as above."""
+    path = tmp_path / "journal.jsonl"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            writer = JournalWriter(path)
+            writer.write("header", rank=3)
+            writer.write("name", id=64, text="loss")
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            size = path.stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, resource.RLIM_INFINITY))
+            writer.write_last("close", last_step=7, errors=errors)
+            status = int(path.stat().st_size != size)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    lines, damage = read_journal(path.read_bytes())
+    assert {line["kind"]: line for line in lines}.keys() == {"header", "name", "close"}
+    (close,) = [line for line in lines if line["kind"] == "close"]
+    assert close["last_step"] == 7
+    assert close.get("errors", {}) in ({}, errors)
+    assert damage == []

@@ -3,7 +3,8 @@
 It holds the header (who, where, when, provenance), the name list, configuration changes, health
 notes and the closing line. A line is in the file when `write` returns, so it survives SIGKILL; a
 torn last line is recognised by its checksum. The first line has a fixed length and says how long
-the journal is, after every line anew: a journal that was cut between two lines shows.
+the journal is, after every line anew: a journal that was cut between two lines shows. The one after
+the header keeps room for the closing line: on a full disk it is written there, in place.
 """
 
 import contextlib
@@ -20,6 +21,9 @@ JOURNAL_NAME = "journal.jsonl"
 EXIT_LINE = "exit"
 """Kind of the line that says with which exception a rank's program ended."""
 _EXTENT_KIND = "extent"
+_ROOM_KIND = "room"
+_ROOM_BYTES = 1024
+"""Of the line that keeps room; a closing line has about 400."""
 
 
 def pack_line(text: bytes) -> bytes:
@@ -35,12 +39,22 @@ def pack_extent(size: int) -> bytes:
 _EXTENT_BYTES = len(pack_extent(0))
 
 
+def _pad_line(text: bytes) -> bytes:
+    """A line as long as the one that keeps room; ValueError if it is longer."""
+    line = pack_line(text.ljust(_ROOM_BYTES - len(pack_line(b""))))
+    if len(line) > _ROOM_BYTES:
+        raise ValueError(f"a line of {len(line)} bytes, there is room for {_ROOM_BYTES}")
+    return line
+
+
 class JournalWriter:
     """Appends lines; an OSError is the caller's to count. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
         self._fd = create_file(path)
         self._size = 0
+        self._room = 0
+        """Where the line begins that keeps room."""
         self._lock = threading.Lock()
 
     def write(self, kind: str, **fields: object) -> None:
@@ -51,6 +65,8 @@ class JournalWriter:
                 return
             begin = self._size
             if begin == 0:
+                self._room = _EXTENT_BYTES + len(line)
+                line += _pad_line(_encode({"kind": _ROOM_KIND}))
                 line = pack_extent(_EXTENT_BYTES + len(line)) + line
             try:
                 self._write_at(line, begin)
@@ -61,6 +77,21 @@ class JournalWriter:
             self._size = begin + len(line)
             if begin:
                 self._write_at(pack_extent(self._size), 0)
+
+    def write_last(self, kind: str, **fields: object) -> None:
+        """Appends the last line; where there is no space, into the room that was kept for it. Of a
+        line too long for that, what is neither a list nor a mapping."""
+        try:
+            self.write(kind, **fields)
+        except OSError:
+            text = _encode({"kind": kind, **fields})
+            if len(pack_line(text)) > _ROOM_BYTES:
+                plain = {k: v for k, v in fields.items() if not isinstance(v, (dict, list))}
+                text = _encode({"kind": kind, **plain})
+            with self._lock:
+                if self._fd < 0 or not self._room:
+                    raise
+                self._write_at(_pad_line(text), self._room)
 
     def _write_at(self, data: bytes, offset: int) -> None:
         while data:
@@ -127,6 +158,8 @@ def read_journal(data: bytes) -> tuple[list[dict[str, object]], list[JournalDama
             fields = None if is_last else _parse_line(raw)  # a whole line ends in a newline
             if fields is None:
                 damage.append(JournalDamage(offset, is_tail=is_last))
+            elif fields["kind"] == _ROOM_KIND:
+                pass
             elif fields["kind"] == _EXTENT_KIND:
                 if offset == 0 and len(data) < _extent_of(fields):
                     damage.append(JournalDamage(len(data), is_tail=True, is_cut=True))

@@ -275,10 +275,11 @@ class RankWriter:
                 self._name_ids[text] = found
             return found
 
-    def _try_journal(self, kind: str, **fields: object) -> None:
+    def _try_journal(self, kind: str, *, is_last: bool = False, **fields: object) -> None:
         """Writes a line that can be done without."""
+        write = self.journal.write_last if is_last else self.journal.write
         try:
-            self.journal.write(kind, **fields)
+            write(kind, **fields)
         except OSError as error:
             logger.warning("the journal of rank %s: %s", self.rank, describe_os_error(error))
 
@@ -308,7 +309,7 @@ class RankWriter:
                 self._try_journal(
                     "health", cause="store", where=name, count=table.num_dropped, text=table.error
                 )
-        self._try_journal("close", **summary)
+        self._try_journal("close", is_last=True, **summary)
         self.journal.close()
 
     def disarm(self) -> None:
