@@ -1,5 +1,6 @@
 """Loops as some have them: threads that take turns, backwards that raise, mapped gradients."""
 
+import copy
 import gc
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -129,6 +130,30 @@ def test_a_new_optimizer_of_the_same_model_is_no_new_model(recorder, tmp_path):
         optimizer.step()
     finish(recorder)
     assert list_new_models(tmp_path / "run") == [2, -1]  # the head: and then the model trains on
+
+
+def test_an_optimizer_made_anew_in_each_round_has_its_last_step_joined_by_the_one_that_stays(
+    recorder, tmp_path
+):
+    """Reptile: a copy takes three steps with an optimizer of its own, then the original takes one.
+
+    That the first comes back is known when it first does: in the second round, a step of its own.
+    """
+    recorder.watch_everything()
+    model = make_model()
+    outer = torch.optim.Adam(model.parameters())
+    for _ in range(6):
+        fast = copy.deepcopy(model)
+        inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+        for _ in range(3):
+            fast(torch.randn(2, WIDTH)).square().mean().backward()
+            inner.step()
+            inner.zero_grad()
+        outer.step()
+    recorded, _, samples = finish(recorder)
+    assert [step.num_microbatches for step in recorded.steps] == [1] * 6 + [0] + [1] * 12
+    assert sum(samples) == 6 * 3 * 2
+    assert list_new_models(tmp_path / "run")[-1] == -1  # none of the copies is the next model
 
 
 def test_a_loop_without_an_optimizer_is_told_what_to_do(recorder, caplog):

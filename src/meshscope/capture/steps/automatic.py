@@ -63,6 +63,8 @@ class Automatic:
         """Optimizers that train together, as far as the program has shown."""
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those of before, which have not stepped since others were made in mid-training."""
+        self._makes_beside = False
+        """One of those has stepped again: the program makes optimizers beside those it has."""
         self._trained: dict[int, weakref.ref[Any]] = {}
         """Parameters of all optimizers made so far, by id."""
         self._num_updates = 0
@@ -231,12 +233,13 @@ class Automatic:
         next stage of a curriculum. Whose predecessor steps again trains beside it."""
         self._replaced.update(self._made)
         self._made.clear()
-        self._num_optimizers = 0
+        self._num_optimizers = int(self._makes_beside)  # then one of before will step again
         self._steps.forget_optimizers()
         self._hooks.losses.forget_optimizers(is_new_model=is_new_model)
 
     def _meet_replaced(self, optimizer: Any) -> None:
         if optimizer in self._replaced:
+            self._makes_beside = True
             self._made.update(self._replaced)
             self._replaced.clear()
             self._num_optimizers = len(self._made)
@@ -298,6 +301,7 @@ class Automatic:
         self._optimizers.clear()
         self._made.clear()
         self._replaced.clear()
+        self._makes_beside = False
         self._trained.clear()
         self._watches_all_optimizers = False
 
