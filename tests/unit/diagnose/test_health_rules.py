@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from diagnosed import context_of, find, make_finding
 
+import hang_builders
 from builders import (
     MS,
     START_MONO_NS,
@@ -162,6 +163,18 @@ def test_an_exception_that_ended_a_rank_is_told_unless_somebody_wanted_it(
     found = find("HE002", tmp_path)
     assert [one.title for one in found] == titles
     assert all(one.confidence.level is ConfidenceLevel.HIGH for one in found)
+
+
+def test_who_ended_in_order_is_named_and_not_who_failed_for_want_of_it(tmp_path):
+    """A rank whose batches ran out one too early: its peer's connection is lost."""
+    job = hang_builders.Job(tmp_path / "run", world_size=2)
+    for rank in range(2):
+        job.rank(rank).finishes("all_reduce", job.world, ago_s=3)
+    job.rank(1).closes(2)
+    job.rank(0).fails("all_reduce", job.world, 1.0, hang_builders.CONNECTION_LOST)
+    job.rank(0).closes(0.5, exception=hang_builders.CONNECTION_LOST)
+    (found,) = find("HE002", tmp_path / "run")
+    assert (found.title, found.ranks) == ("rank 1 stopped before the others", (1,))
 
 
 def test_missing_ranks_are_a_medium_finding(tmp_path):

@@ -90,10 +90,12 @@ def _find_first(study: Study, dead: list[RankSummary], raised: dict[int, str]) -
         return []
     hang = diagnose_hang(study.attempt, this_machine(), asks_stacks=False)
     named = {culprit.rank for culprit in hang.culprits if culprit.reason in _ENDS}
-    ends = {rank.rank for rank in dead} | set(raised) | short
-    if hang.kind is not VerdictKind.DEAD or not named & ends:
-        named = {rank.rank for rank in dead} or ends
-    first = [rank for rank in study.ranks if rank.rank in named & ends]
+    gone = {rank.rank for rank in dead}
+    ends = gone | set(raised) | short
+    chosen = named & ends if hang.kind is VerdictKind.DEAD else set()
+    # One that ended in order is the first, too, where the others failed for want of it.
+    chosen |= {culprit.rank for culprit in hang.culprits if culprit.reason is Reason.LEFT}
+    first = [rank for rank in study.ranks if rank.rank in (chosen or gone or ends)]
     return [rank for rank in first if rank.rank in short] or first
 
 
