@@ -99,6 +99,8 @@ class Case:
 OWN = ("CO001", "CO002", "PP004")
 """What is true of a clean program whose kernels show as much: exposed communication, which between
 stages of a pipeline is slow transfers."""
+OWN_COPIES = ("CP006",)
+"""Likewise, of copies that nothing runs beside."""
 
 DDP = wrapped("ddp_light", wrap_ddp, size=LIGHT, bucket_mib=4.0)
 FSDP2 = wrapped("fsdp2_light", wrap_fsdp2, size=LIGHT)

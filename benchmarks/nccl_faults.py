@@ -17,7 +17,8 @@ program share its recording. A case is right when
 - its price is what the fault costs, within 15 %, or within three times the scatter of the blocks;
   neither is asked of a fault that costs less than 3 % of the step, from where a loss is medium;
 - nothing else is above low, but for what is true of the clean program too: exposed communication,
-  if the kernels of the twin show at least 5 % of it;
+  if the kernels of the twin show at least 5 % of it, and copies with nothing beside them, if they
+  show at least 3 %;
 - nothing but that is above low in the clean twin.
 
 Of a healthy variant only the last but one is asked.
@@ -36,7 +37,7 @@ from typing import Any
 
 from nccl_bench import FAILED_KEY, Place, Task, add_options, choose, is_rank, run_jobs, serve_rank
 from nccl_cases import CASES as FIRST_CASES
-from nccl_cases import OWN, Case, Expected, make_faulty
+from nccl_cases import OWN, OWN_COPIES, Case, Expected, make_faulty
 from nccl_cases_more import CASES as MORE_CASES
 from nccl_kernels import trace_steps
 from nccl_parcel import pack, unpack
@@ -295,8 +296,14 @@ def describe(finding: Any) -> str:
 def find_own(twin: Path) -> tuple[str, ...]:
     """The codes that are true of the clean program."""
     rows = [row for row in read_times(twin).get("kernels_ms", []) if row is not None]
-    exposed = [row["exposed"] / row["wall"] for row in rows]
-    return OWN if exposed and statistics.fmean(exposed) >= OWN_RATIO else ()
+    if not rows:
+        return ()
+    shares = {
+        key: statistics.fmean(row[key] / row["wall"] for row in rows)
+        for key in ("exposed", "copies_alone")
+    }
+    own = OWN if shares["exposed"] >= OWN_RATIO else ()
+    return own + (OWN_COPIES if shares["copies_alone"] >= MEDIUM_RATIO else ())
 
 
 def read_times(folder: Path) -> dict[str, Any]:

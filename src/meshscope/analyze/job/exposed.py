@@ -105,8 +105,12 @@ def measure_exposed(
 
 
 def find_blocking(rows: OperationRows, times: AlignedTimes) -> HoldUps:
-    """Operations that held up their caller or its stream."""
+    """Operations that held up their caller or its stream.
+
+    Not those of which only a later moment is known: the stream may have gone on long before.
+    """
     is_free = rows.has_flag(OperationFlag.ASYNC | OperationFlag.ENGINE)
+    is_free |= rows.end_source == EndSource.DEVICE_LATE
     row = np.flatnonzero(~is_free & rows.has_end)
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
     start = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])

@@ -8,7 +8,8 @@ An operation begins when the current stream reaches it (an event before the call
   operation still uses. Where the program waits on another stream than the device's main one, so
   that its kernels may run meanwhile, ours does not wait, and the end is a bound;
 - issued by DistributedDataParallel, likewise through its future: its buckets live as long as it.
-  Where the operation is over before our stream is made to wait, the end is a bound;
+  Where the operation is over before our stream is made to wait, the end is a bound. Of buffers
+  that it broadcasts before a forward pass its own stream waits at once, and so does ours;
 - functional (`wait_tensor`), when the program's stream is past the wait: a bound, unless the wait
   held the stream up;
 - issued on another stream than the device's main one (FullyShardedDataParallel's), it is not
@@ -112,7 +113,7 @@ class DeviceOperations:
             self._push(_Pending([operation], self._events.record(), EndSource.DEVICE))
 
     def issued_by_engine(self, operation: Operation, work: Any, future: Any) -> None:
-        """After a reducer's call, or one whose caller waits by itself."""
+        """After a reducer's call."""
         if self._is_unmarked(operation):
             return
         if len(self._put_off) >= _MAX_PENDING:
@@ -120,6 +121,12 @@ class DeviceOperations:
             return
         operation.has_future = True  # what becomes of the handle no longer matters
         self._put_off.append((operation, future.wait, work.is_completed))
+
+    def issued_by_helper(self, operation: Operation, future: Any) -> None:
+        """After a call whose caller, in C++, lets its stream wait before it returns."""
+        if not self._is_unmarked(operation):
+            end = self._events.record_beside(future.wait)
+            self._push(_Pending([operation], end, EndSource.DEVICE))
 
     def queue_waits(self) -> None:
         """The program's stream waits for all that was issued: from now on ours may, too."""

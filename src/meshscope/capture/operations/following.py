@@ -162,7 +162,7 @@ class Follower:
             operation.a &= ~(_ASYNC << 24)  # its caller gets no handle: it blocks
             work = get_work()
             if is_device and self.device is not None:
-                self.device.issued_by_engine(operation, work, self.get_future(work))
+                self.device.issued_by_helper(operation, self.get_future(work))
                 return
             self._call_back(operation, work)
             if not operation.has_future:

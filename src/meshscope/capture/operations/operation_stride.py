@@ -14,7 +14,7 @@ from statistics import median_low
 
 from meshscope.capture.operations.following import Follower
 from meshscope.capture.operations.operation_log import OperationLog
-from meshscope.capture.steps.chosen_steps import is_chosen
+from meshscope.capture.steps.chosen_steps import MAX_STRIDE, is_chosen
 
 MAX_SHARE = 0.01
 """Of a step's time that recording its operations may take in every step."""
@@ -22,7 +22,6 @@ SPARSE_SHARE = 0.0015
 """What it may take in the mean of steps where it would take more than that. Far less, because it
 is an estimate: operations that a device waits for cost up to three times as much (10 % of a step
 with tensor parallel, where 3 % were expected), and along a pipeline the costs of ranks add up."""
-MAX_STRIDE = 64
 FIRST_STEPS = 2
 """Recorded in any case."""
 EARLY_STEPS, EARLY_SHARE, EARLY_STRIDE = 64, 0.004, 16

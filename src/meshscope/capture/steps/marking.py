@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from meshscope.capture.steps.chosen_steps import is_chosen
+from meshscope.capture.steps.chosen_steps import MAX_STRIDE, is_chosen
 from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline, find_backend
 from meshscope.capture.steps.timeline import Timeline
 
@@ -26,7 +26,6 @@ _MIN_COSTS = 3
 _SLACK = 0.5
 """The stride is halved only if the cost then stays below this part of what is allowed, so that
 ranks do not go to and fro."""
-MAX_STRIDE = 64
 
 
 class Marking:

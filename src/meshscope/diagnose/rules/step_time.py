@@ -346,12 +346,13 @@ class SlowStepsOnAllRanks(Rule):
     that stalls, other jobs on the hosts, memory that is reclaimed, longer data.
 
     When it is wrong: machines that share their processors have such steps without any fault of the
-    job, and a recording cannot separate the two. It is therefore LOW.
+    job, and a recording cannot separate the two. It is therefore LOW, unless most of the extra time
+    is in a checkpoint or an evaluation.
     """
 
     code = "TI004"
     name = "slow-steps-on-all-ranks"
-    severities = (Severity.LOW, Severity.LOW)
+    severities = (Severity.LOW, Severity.CRITICAL)
     thresholds = (_MIN_SPIKES_LOST_RATIO, MIN_SPIKES)
     is_pattern = True
 
@@ -366,14 +367,16 @@ class SlowStepsOnAllRanks(Rule):
             return
         if share < context.thresholds[_MIN_SPIKES_LOST_RATIO]:
             return
-        gain = _price_slow(periods, rows)
+        gain = _price_slow(context, periods, rows)
         where, ranks, _ = _find_contents(context, periods.step[rows])
         doing = "" if where is None else f", mostly in {where.phase}"
+        is_known = where is not None and where.phase in ADVICE
         worst = int(np.argmax(np.where(rows, periods.excess_ns, -1.0)))
         yield Finding(
             code=self.code,
-            title=f"{plural(num_slow, 'step')} are far longer than their neighbours",
-            severity=Severity.LOW,
+            title=f"{plural(num_slow, 'step')} are far longer than their neighbours"
+            f"{doing if is_known else ''}",
+            severity=severity_of(gain) if is_known else Severity.LOW,
             summary=f"{plural(num_slow, 'step')} of {count(len(periods))} are far longer than "
             f"their neighbours{doing}, {ratio(share)} of all time; the worst, step "
             f"{int(periods.step[worst])}, by {duration(float(periods.excess_ns[worst]))}.",
@@ -387,9 +390,15 @@ class SlowStepsOnAllRanks(Rule):
                 *_contents_evidence(where),
             ),
             confidence=Confidence(
+                level=ConfidenceLevel.MEDIUM, text="by the phase that is longer in these steps"
+            )
+            if is_known
+            else Confidence(
                 level=ConfidenceLevel.LOW, text="other programs on the hosts would look the same"
             ),
-            change="Look at what these steps do differently; if nothing, at what else runs on the "
+            change=ADVICE[where.phase]
+            if is_known and where is not None
+            else "Look at what these steps do differently; if nothing, at what else runs on the "
             "hosts.",
             gain=gain,
             lost_steps=_list_lost(periods, rows),
@@ -419,7 +428,8 @@ def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> tuple
     they were marked.
 
     A host that runs ahead loses its lead in such a step and makes it up in the next ones. On a
-    device it may be another step that is longer than the one in which the host was late.
+    device it may be another step that is longer than the one in which the host was late. Where no
+    such step was marked, its cost is what the run's mean period has beyond a usual step of devices.
     """
     on_host_ns = float(np.median(periods.excess_ns[rows]))
     on_host = on_host_ns, float((periods.period_ns - np.where(rows, periods.excess_ns, 0)).mean())
@@ -427,13 +437,18 @@ def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> tuple
     if timeline is None or not timeline.on_device.all():
         return on_host
     is_slow = np.isin(timeline.steps, periods.step[rows])
-    if not is_slow.any() or is_slow.all():
+    if is_slow.all():
         return on_host
     period_ns = (timeline.period_end_ns - timeline.period_start_ns).mean(axis=0)
     usual_ns = float(np.median(period_ns[~is_slow]))
-    extra_ns = float(np.median(period_ns[is_slow])) - usual_ns
-    is_same = _MIN_SAME_RATIO * on_host_ns <= extra_ns <= on_host_ns
-    return (extra_ns, usual_ns) if is_same else on_host
+    if is_slow.any():
+        extra_ns = float(np.median(period_ns[is_slow])) - usual_ns
+        if _MIN_SAME_RATIO * on_host_ns <= extra_ns <= on_host_ns:
+            return extra_ns, usual_ns
+    if usual_ns <= on_host[1] * (1 + _MAX_HOST_LEAD_RATIO):
+        return on_host
+    beyond_ns = float((periods.period_ns - usual_ns).sum()) / int(np.count_nonzero(rows))
+    return min(on_host_ns, max(0.0, beyond_ns)), usual_ns
 
 
 def _price_recurring(found: Recurrence, extra_ns: float, usual_ns: float) -> Estimate:
@@ -447,9 +462,11 @@ def _price_recurring(found: Recurrence, extra_ns: float, usual_ns: float) -> Est
     )
 
 
-def _price_slow(periods: StepPeriods, rows: Bools) -> Estimate:
+def _price_slow(context: Context, periods: StepPeriods, rows: Bools) -> Estimate:
+    extra_ns, _ = _measure_extra(context, periods, rows)
+    ratio_of_host = extra_ns / max(float(np.median(periods.excess_ns[rows])), 1.0)
     return Estimate(
-        saved_ns=float(periods.excess_ns[rows].sum() / len(periods)),
+        saved_ns=float(periods.excess_ns[rows].sum() / len(periods)) * min(1.0, ratio_of_host),
         step_ns=float(periods.period_ns.mean()),
         basis="what these steps take beyond their neighbours' median, spread over all steps",
     )
