@@ -1,6 +1,6 @@
 """The sinks that settings ask for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meshscope.alarms.settings import WatchSettings
@@ -16,10 +16,7 @@ def open_sinks(
     before is closed then."""
     sinks: list[Sink] = [LogSink(write, every_s=settings.log.every_s, as_json=as_json)]
     try:
-        for make in _MAKERS:
-            made = make(settings, run)
-            if made is not None:
-                sinks.append(made)
+        sinks.extend(_make(settings, run))
     except BaseException:
         for sink in sinks:
             sink.close()
@@ -27,69 +24,38 @@ def open_sinks(
     return sinks
 
 
-def _webhook(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.webhook.url:
-        return None
-    from meshscope.alarms.sinks.webhook import WebhookSink
+def _make(settings: WatchSettings, run: Path) -> Iterator[Sink]:
+    """One by one, so that those made are known when the next cannot be."""
+    if settings.webhook.url:
+        from meshscope.alarms.sinks.webhook import WebhookSink
 
-    return WebhookSink(settings.webhook, run)
+        yield WebhookSink(settings.webhook, run)
+    if settings.slack.url:
+        from meshscope.alarms.sinks.slack import make_slack_sink
 
-
-def _slack(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.slack.url:
-        return None
-    from meshscope.alarms.sinks.slack import make_slack_sink
-
-    return make_slack_sink(settings.slack, run)
-
-
-def _command(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.on_finding.command:
-        return None
-    from meshscope.alarms.sinks.command import CommandSink
-
+        yield make_slack_sink(settings.slack, run)
     chosen = settings.on_finding
-    return CommandSink(chosen.command, timeout_s=chosen.timeout_s)
+    if chosen.command:
+        from meshscope.alarms.sinks.command import CommandSink
 
+        yield CommandSink(chosen.command, timeout_s=chosen.timeout_s)
+    if settings.prometheus.port is not None:
+        from meshscope.alarms.sinks.prometheus import PrometheusSink
 
-def _prometheus(settings: WatchSettings, run: Path) -> Sink | None:
-    if settings.prometheus.port is None:
-        return None
-    from meshscope.alarms.sinks.prometheus import PrometheusSink
+        yield PrometheusSink(port=settings.prometheus.port, host=settings.prometheus.host)
+    if settings.otel.endpoint:
+        from meshscope.alarms.sinks.otel import OtelSink
 
-    return PrometheusSink(port=settings.prometheus.port, host=settings.prometheus.host)
+        yield OtelSink(settings.otel)
+    if settings.tensorboard.folder:
+        from meshscope.alarms.sinks.tensorboard import TensorboardSink
 
+        yield TensorboardSink(settings.tensorboard.folder)
+    if settings.wandb.project:
+        from meshscope.alarms.sinks.wandb import WandbSink
 
-def _otel(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.otel.endpoint:
-        return None
-    from meshscope.alarms.sinks.otel import OtelSink
+        yield WandbSink(settings.wandb.project, name_run(run))
+    if settings.mlflow.uri:
+        from meshscope.alarms.sinks.mlflow import MlflowSink
 
-    return OtelSink(settings.otel)
-
-
-def _tensorboard(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.tensorboard.folder:
-        return None
-    from meshscope.alarms.sinks.tensorboard import TensorboardSink
-
-    return TensorboardSink(settings.tensorboard.folder)
-
-
-def _wandb(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.wandb.project:
-        return None
-    from meshscope.alarms.sinks.wandb import WandbSink
-
-    return WandbSink(settings.wandb.project, name_run(run))
-
-
-def _mlflow(settings: WatchSettings, run: Path) -> Sink | None:
-    if not settings.mlflow.uri:
-        return None
-    from meshscope.alarms.sinks.mlflow import MlflowSink
-
-    return MlflowSink(settings.mlflow, name_run(run))
-
-
-_MAKERS = (_webhook, _slack, _command, _prometheus, _otel, _tensorboard, _wandb, _mlflow)
+        yield MlflowSink(settings.mlflow, name_run(run))
