@@ -116,16 +116,6 @@ class TraceCollective:
         """Begin and length."""
         return self.begin_ns + self.duration_ns
 
-    @property
-    def source_rank(self) -> int | None:
-        """Who sends, where it is one message."""
-        return self.messages[0][0] if len(self.messages) == 1 else None
-
-    @property
-    def target_rank(self) -> int | None:
-        """Who receives, where it is one message."""
-        return self.messages[0][1] if len(self.messages) == 1 else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
