@@ -135,6 +135,12 @@ class ScreenWriter:
         body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
         self._console.print(Padding(body, (0, 0, 0, _INDENT)))
 
+    def rows(self, columns: Sequence[Column]) -> None:
+        """A table after a blank line; nothing where there are no rows."""
+        if columns[0].cells:
+            self.blank()
+            self.table(columns)
+
     def _print(self, text: Text, *, indent: int, lead: Text | None = None) -> None:
         """Wraps between words if the screen wraps; a path stays whole, however wide it is."""
         if not self.screen.wraps:

@@ -93,10 +93,7 @@ def _time_columns(rows: Sequence[_Timed]) -> list[Column]:
 
 def _write_axes(out: ScreenWriter, found: Sequence[AxisDifference], num_rows: int) -> None:
     rows = found[:num_rows]
-    if not rows:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             make_column("axis", rows, lambda row: form.clean_text(row.axis), 10, is_right=False),
             make_column("kind", rows, lambda row: row.kind, 10, is_right=False),

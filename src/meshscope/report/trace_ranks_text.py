@@ -86,10 +86,7 @@ def _write_clocks(out: ScreenWriter, comparison: "RankComparison", num_rows: int
 def _write_exposed(out: ScreenWriter, comparison: "RankComparison", num_rows: int) -> None:
     found = sorted(comparison.exposed, key=lambda row: -row.split.wait_ns)
     rows = sorted(found[:num_rows], key=lambda row: row.rank)
-    if not rows:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             make_column("rank", rows, lambda row: str(row.rank), 9),
             make_column("exposed", rows, lambda row: form.duration(row.split.exposed_ns), 8),

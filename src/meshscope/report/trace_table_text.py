@@ -23,10 +23,7 @@ def share(ns: int, whole_ns: int) -> str:
 
 def write_categories(out: ScreenWriter, device: DeviceSummary) -> None:
     rows = device.categories
-    if not rows:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             make_column("category", rows, lambda row: str(row.category), 9, is_right=False),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
@@ -102,10 +99,7 @@ def _short_shapes(text: str) -> str:
 
 def write_operators(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
     rows = [row for row in device.operators if row.name][:num_rows]
-    if not rows:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             *name_columns(out, "operator", rows),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
@@ -170,10 +164,7 @@ def _show_roofline(row: OperatorRate) -> str:
 
 def write_modules(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
     rows = device.module_classes[: max(num_rows, NUM_ROWS)]
-    if not rows:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             make_column("module", rows, _name_module, 9, is_right=False),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),

@@ -4,7 +4,7 @@ Names begin with `trace_`: a run made of traces has tables of its own, those of 
 has the rank and the device it is of; units are in the names of columns. A missing value is None.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.traces.trace_host import HostStep
 from meshscope.report.tables import StudyTable
 
 
@@ -31,6 +30,16 @@ def _one(pick: Callable[[DeviceSummary], Any]) -> Callable[[DeviceSummary], Iter
         found = pick(device)
         return () if isinstance(found, Unavailable) else (found,)
 
+    return rows
+
+
+def _list_steps(device: DeviceSummary) -> list[dict[str, int]]:
+    rows = []
+    for step in device.breakdown.steps:
+        parts = asdict(step.period)
+        begin_ns, end_ns = parts.pop("begin_ns"), parts.pop("end_ns")
+        whole = {"begin_ns": begin_ns, "end_ns": end_ns, "period_ns": step.period.total_ns}
+        rows.append({"step": step.step, **whole, **parts})
     return rows
 
 
@@ -69,7 +78,7 @@ TRACE_TABLES: dict[str, TraceTable] = {
     ),
     "trace_steps": TraceTable(
         meaning="periods of steps on the device, with their parts",
-        rows=lambda device: [_StepRow.of(step) for step in device.breakdown.steps],
+        rows=_list_steps,
     ),
     "trace_devices": TraceTable(
         meaning="where each device's time went", rows=_one(lambda device: device.breakdown.time)
@@ -86,7 +95,9 @@ TRACE_TABLES: dict[str, TraceTable] = {
     ),
     "trace_host_steps": TraceTable(
         meaning="where the time of the host's main thread went in each step",
-        of_trace=lambda summary: [(-1, _HostStepRow.of(step)) for step in summary.host.steps],
+        of_trace=lambda summary: [
+            (-1, {"step": step.step, **asdict(step.time)}) for step in summary.host.steps
+        ],
     ),
     "trace_memory": TraceTable(
         meaning="what allocators had given out over time, at most 240 moments of each",
@@ -98,50 +109,6 @@ TRACE_TABLES: dict[str, TraceTable] = {
     ),
 }
 """In the order in which they are listed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StepRow:
-    step: int
-    begin_ns: int
-    end_ns: int
-    period_ns: int
-    compute_ns: int
-    communication_ns: int
-    exposed_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
-
-    @classmethod
-    def of(cls, step: Any) -> "_StepRow":
-        period = step.period
-        return cls(
-            step=step.step,
-            begin_ns=period.begin_ns,
-            end_ns=period.end_ns,
-            period_ns=period.total_ns,
-            compute_ns=period.compute_ns,
-            communication_ns=period.communication_ns,
-            exposed_ns=period.exposed_ns,
-            exposed_copy_ns=period.exposed_copy_ns,
-            idle_ns=period.idle_ns,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HostStepRow:
-    step: int
-    total_ns: int
-    operator_ns: int
-    exposed_ns: int
-    loading_ns: int
-    optimizer_ns: int
-    other_ns: int
-    communication_ns: int
-
-    @classmethod
-    def of(cls, step: HostStep) -> "_HostStepRow":
-        return cls(step=step.step, **asdict(step.time))
 
 
 def _of_host(summary: TraceSummary, rows: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -163,9 +130,18 @@ def build_trace_table(name: str, summaries: Sequence[TraceSummary]) -> StudyTabl
         "rank": [_value(summary.rank) for summary, _, _ in found],
         "device": [device for _, device, _ in found],
     }
-    for column in (field.name for field in fields(found[0][2])):
-        columns[column] = [_value(getattr(row, column)) for _, _, row in found]
+    rows = [_cells(row) for _, _, row in found]
+    for column in rows[0]:
+        columns[column] = [_value(row[column]) for row in rows]
     return StudyTable({key: _column(values) for key, values in columns.items()})
+
+
+def _cells(row: Any) -> Mapping[str, object]:
+    return (
+        row
+        if isinstance(row, Mapping)
+        else {one.name: getattr(row, one.name) for one in fields(row)}
+    )
 
 
 def _value(value: object) -> object:

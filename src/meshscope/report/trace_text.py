@@ -206,10 +206,7 @@ def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None
         _write_left(out, len(host.steps) - len(steps), "step")
     write_axes(out, host.communication, num_rows)
     rows = host.operators[:num_rows]
-    if not rows:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             *name_columns(out, "operator", rows),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 7),
@@ -239,10 +236,7 @@ def _write_left(out: ScreenWriter, left: int, what: str) -> None:
 def write_axes(out: ScreenWriter, rows: Sequence[AxisRow], num_rows: int) -> None:
     """Communication by axis and kind."""
     shown = rows[:num_rows]
-    if not shown:
-        return
-    out.blank()
-    out.table(
+    out.rows(
         [
             make_column("axis", shown, lambda row: form.clean_text(row.axis), 9, is_right=False),
             make_column("kind", shown, lambda row: row.kind, 9, is_right=False),
