@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from meshscope.errors import UsageError
+from meshscope.store.write.manifest import replace_whole
 
 _SUFFIX = ".json"
 _LOCK_NAME = ".lock"
@@ -44,13 +45,7 @@ class DiskQueue:
 
     def put(self, message: bytes) -> None:
         """Raises OSError where it cannot be written."""
-        path = self._path(self._next)
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(message)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        replace_whole(self._path(self._next), message)
         self._numbers.append(self._next)
         self._next += 1
         while len(self._numbers) > self._max:

@@ -16,6 +16,7 @@ import msgspec
 
 from meshscope.alarms.book import Alarm, AlarmBook
 from meshscope.alarms.settings import WatchSettings
+from meshscope.store.write.manifest import replace_whole
 
 _VERSION = 1
 
@@ -70,10 +71,8 @@ class KeptBook:
             return
         alarms, number = book.list_told(time.time() - now_s)
         kept = KeptAlarms(version=_VERSION, attempt=attempt, number=number, alarms=alarms)
-        part = self._path.with_suffix(".part")
         try:
-            part.write_bytes(msgspec.json.encode(kept))
-            os.replace(part, self._path)
+            replace_whole(self._path, msgspec.json.encode(kept))
         except OSError as error:
             self._give_up(error)
             return

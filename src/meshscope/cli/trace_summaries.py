@@ -6,7 +6,6 @@ and code: any other of these makes it worthless. It is read by its types, never 
 under another name and renamed, and a folder that cannot be written to costs nothing but the time.
 """
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -20,6 +19,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.rebuild import make_rebuilder
 from meshscope.ingest.kineto.trace_cache import SUFFIX, Stamp
 from meshscope.store.read.files import read_file
+from meshscope.store.write.manifest import replace_whole
 
 _ROOMS = ("analyze/device", "core", "ingest", "numerics")
 """Where the code is that a summary comes from."""
@@ -56,14 +56,10 @@ def load_summary(path: Path, stamp: Stamp) -> KeptSummary | None:
 
 def store_summary(path: Path, stamp: Stamp, layout: Layout | None, summary: TraceSummary) -> bool:
     """Whether it could be written; `stamp` is that of before the trace was read."""
-    target = summary_path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     kept = KeptSummary(stamp=stamp, code=code_stamp(), layout=layout, summary=summary)
     try:
-        partial.write_bytes(msgspec.msgpack.encode(kept))
-        partial.replace(target)
+        replace_whole(summary_path(path), msgspec.msgpack.encode(kept))
     except OSError:
-        partial.unlink(missing_ok=True)
         return False
     return True
 

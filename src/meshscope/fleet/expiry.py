@@ -23,7 +23,7 @@ from meshscope.store.write.writer import MANIFEST_NAME, rank_dir_name
 
 _RESTART_S = 600.0
 _OWN_NAMES = frozenset((MANIFEST_NAME, "trigger", "traces", "memory", "stacks", "compact"))
-_OWN = re.compile(r"\.?rank\d{5,}(\..*)?|\.trigger\..*\.part|.*\.meshscope")
+_OWN = re.compile(r"\.?rank\d{5,}(\..*)?|\.trigger\..*|.*\.meshscope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

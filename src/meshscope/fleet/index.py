@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.fleet.summary import add_report, describe_run, is_running
 from meshscope.report.goodput import Goodput
 from meshscope.report.listings import ListedReport, Listing
-from meshscope.store.read.files import change_time_ns, file_size
+from meshscope.store.read.files import sign_file
 from meshscope.store.read.table_files import live_file
 from meshscope.store.read.tail import list_attempts, list_ranks
 from meshscope.store.remote.mirror import name_place
 from meshscope.store.write.journal import JOURNAL_NAME
+from meshscope.store.write.manifest import replace_whole
 from meshscope.store.write.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
 
 _TEXTS = ("worst", "severity")
@@ -67,13 +69,10 @@ class Index:
             del self._kept[key]
         if self._path is None or not (gone or self._is_changed):
             return
-        part = self._path.with_suffix(f".{os.getpid()}.part")
-        try:
+        with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part.write_bytes(msgspec.msgpack.encode({"version": __version__, "runs": self._kept}))
-            os.replace(part, self._path)
-        except OSError:
-            part.unlink(missing_ok=True)
+            kept = msgspec.msgpack.encode({"version": __version__, "runs": self._kept})
+            replace_whole(self._path, kept)
 
     def _load(self) -> dict[str, dict[str, object]]:
         if self._path is None:
@@ -94,22 +93,15 @@ def sign(path: Path) -> list[int]:
         ranks = list_ranks(path)
     except OSError:
         return []
-    found = [len(ranks), *_sign(path / MANIFEST_NAME)]
+    found = [len(ranks), *sign_file(path / MANIFEST_NAME)]
     for rank in dict.fromkeys((*ranks[:1], *ranks[-1:])):
         folder = path / rank_dir_name(rank)
         attempts = list_attempts(folder)
         found.append(len(attempts))
         for attempt in attempts[-1:]:
             files = folder / attempt_dir_name(attempt)
-            found += [*_sign(files / JOURNAL_NAME), *_sign(live_file(files, "steps"))]
+            found += [*sign_file(files / JOURNAL_NAME), *sign_file(live_file(files, "steps"))]
     return found
-
-
-def _sign(path: Path) -> tuple[int, int]:
-    try:
-        return file_size(path), change_time_ns(path)
-    except OSError:
-        return -1, -1
 
 
 def _is_live(listing: Listing) -> bool:

@@ -1,13 +1,13 @@
 """Asks the ranks of a running job for a trace of their next steps, by the file they look for."""
 
 import math
-import os
 from pathlib import Path
 
 from meshscope.capture.profiling.window_request import TRIGGER_NAME, format_request
 from meshscope.errors import UsageError
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.tail import read_step_tail
+from meshscope.store.write.manifest import replace_whole
 
 _SEEN_AFTER_NS = 2_500_000_000
 """Ranks look once a second; by then all of them have."""
@@ -24,10 +24,8 @@ def request_trace(
     first_step = _find_first_step(attempt)
     request = format_request(num_steps=num_steps, first_step=first_step, ranks=ranks)
     path = directory / TRIGGER_NAME
-    part = path.with_name(f".{TRIGGER_NAME}.{os.getpid()}.part")
     try:
-        part.write_bytes(request)
-        os.replace(part, path)
+        replace_whole(path, request)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     return first_step

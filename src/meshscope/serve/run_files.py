@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshscope.ingest.kineto.trace_files import list_own_traces
-from meshscope.store.read.files import change_time_ns, file_size
+from meshscope.store.read.files import sign_file
 from meshscope.store.read.table_files import live_file
 from meshscope.store.read.tail import list_attempts, list_ranks
 from meshscope.store.write.journal import JOURNAL_NAME
@@ -18,22 +18,15 @@ _MAX_ENTRIES = 1_000_000
 
 def sign_run(path: Path) -> tuple[tuple[int, int], ...]:
     """Changes when a rank records on, ends or is started again; when a trace is other or new."""
-    found = [_sign(path / MANIFEST_NAME)]
+    found = [sign_file(path / MANIFEST_NAME)]
     for rank in list_ranks(path):
         folder = path / rank_dir_name(rank)
         for attempt in list_attempts(folder)[-1:]:
             files = folder / attempt_dir_name(attempt)
-            found += [_sign(files / JOURNAL_NAME), _sign(live_file(files, "steps"))]
+            found += [sign_file(files / JOURNAL_NAME), sign_file(live_file(files, "steps"))]
     if len(found) == 1:  # traces have no ranks
-        found += map(_sign, list_own_traces(path))
+        found += map(sign_file, list_own_traces(path))
     return tuple(found)
-
-
-def _sign(path: Path) -> tuple[int, int]:
-    try:
-        return (file_size(path), change_time_ns(path))
-    except OSError:
-        return (-1, -1)
 
 
 def find_way_out(run: Path, roots: Sequence[Path]) -> Path | None:

@@ -230,6 +230,14 @@ def change_time_ns(path: Path) -> int:
     return os.stat(path).st_mtime_ns if mounted is None else mounted[0].change_number(mounted[1])
 
 
+def sign_file(path: Path) -> tuple[int, int]:
+    """Other numbers when a file has changed; those of none where there is none."""
+    try:
+        return file_size(path), change_time_ns(path)
+    except OSError:
+        return -1, -1
+
+
 def identify(path: Path) -> object:
     """Another value where another file has the name; None where there is none."""
     if pack_of(path) is not None:
