@@ -73,7 +73,7 @@ class _Clocks:
         for recording in attempt:
             key = self._key(recording)
             if key is not None:
-                self._offsets.setdefault(key, self._own_offset(recording))
+                self._offsets.setdefault(key, recording.unix_offset_ns)
 
     @staticmethod
     def _key(recording: Recording) -> tuple[str, str] | None:
@@ -82,13 +82,9 @@ class _Clocks:
             return (host, boot)
         return None
 
-    @staticmethod
-    def _own_offset(recording: Recording) -> int:
-        return recording.start_unix_ns - _as_int(recording.header.get("start_host_mono_ns"))
-
     def offset_of(self, recording: Recording) -> int:
         key = self._key(recording)
-        return self._offsets[key] if key is not None else self._own_offset(recording)
+        return self._offsets[key] if key is not None else recording.unix_offset_ns
 
     def now_of(self, recording: Recording) -> int:
         if self._key(recording) is not None and is_this_boot(recording.header, self._here):
@@ -427,7 +423,3 @@ def _find_stack_signal(recording: Recording) -> int | None:
         number = fields.get("stack_signal", found)
         found = number if isinstance(number, int) and not isinstance(number, bool) else None
     return found
-
-
-def _as_int(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -32,7 +32,7 @@ from meshscope.store.read.columns import (
 )
 from meshscope.store.read.files import file_size
 from meshscope.store.read.memory import MemoryRecording
-from meshscope.store.read.recording import Recording, as_int, open_recording
+from meshscope.store.read.recording import Recording, open_recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.table_files import live_file
 from meshscope.store.read.table_tail import TableTail
@@ -60,12 +60,6 @@ class _RankTail:
     last_step: int = -1
     last_end_unix_ns: int = 0
 
-    @property
-    def unix_offset_ns(self) -> int:
-        """From the rank's clock to the wall clock of its host."""
-        header = self.recording.header
-        return as_int(header.get("start_unix_ns")) - as_int(header.get("start_host_mono_ns"))
-
     def read(self) -> bool:
         """Reads on; whether a step is new."""
         steps = self.steps.read()
@@ -74,7 +68,7 @@ class _RankTail:
         if is_good.any():
             self.last_step = int(number.max())
             ends = int64_column(steps, "end_host_mono_ns")
-            self.last_end_unix_ns = int(ends.max()) + self.unix_offset_ns
+            self.last_end_unix_ns = int(ends.max()) + self.recording.unix_offset_ns
         if len(number):
             self.held_steps = concatenate_columns(STEPS, [self.held_steps, steps])
         # What is logged comes with steps; the last of it with the rank's end.
@@ -117,9 +111,7 @@ class NewRows:
 class AttemptTail:
     """Follows one attempt of a run."""
 
-    def __init__(
-        self, attempt: Attempt, *, with_series: bool = True, max_ranks: int | None = None
-    ) -> None:
+    def __init__(self, attempt: Attempt, *, max_ranks: int | None = None) -> None:
         """With `max_ranks` the steps of the first ones are read; of all others only journals."""
         self.attempt = attempt
         self.moved_mono_s = time.monotonic()
@@ -140,7 +132,7 @@ class AttemptTail:
                 journal_bytes=_journal_size(recording),
                 steps=TableTail(live_file(recording.directory, STEPS.name), STEPS),
                 scalars=TableTail(live_file(recording.directory, SCALARS.name), SCALARS)
-                if with_series and index < MAX_RANKS
+                if index < MAX_RANKS
                 else None,
             )
             for index, (rank, recording) in enumerate(attempt.ranks.items())

@@ -21,7 +21,7 @@ import numpy as np
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.columns import int64_column
-from meshscope.store.read.recording import Recording, as_int, last_sign_of_life_ns
+from meshscope.store.read.recording import last_sign_of_life_ns
 from meshscope.store.read.run import Attempt, Run
 
 
@@ -117,7 +117,7 @@ def _read_launch(attempt: Attempt) -> _Launch | None:
         return None
     first = next((one for one in recordings if one.count_rows("steps")), recordings[0])
     steps = first.read("steps")
-    offset_ns = _offset(first)
+    offset_ns = first.unix_offset_ns
     return _Launch(
         start_ns=first.start_unix_ns,
         end_ns=last_sign_of_life_ns(first),
@@ -126,7 +126,3 @@ def _read_launch(attempt: Attempt) -> _Launch | None:
         step_start_ns=int64_column(steps, "start_host_mono_ns") + offset_ns,
         step_end_ns=int64_column(steps, "end_host_mono_ns") + offset_ns,
     )
-
-
-def _offset(recording: Recording) -> int:
-    return recording.start_unix_ns - as_int(recording.header.get("start_host_mono_ns"))

@@ -20,7 +20,6 @@ from meshscope.serve.run_files import find_way_out, sign_run
 from meshscope.serve.runs import ServedRun
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.files import change_time_ns
-from meshscope.store.read.recording import as_int
 from meshscope.store.read.run import Attempt, open_run
 
 UNREADABLE = "unreadable"
@@ -133,7 +132,7 @@ def describe_row(run: ServedRun) -> RunRow:
     first = next(iter(attempt))
     steps = first.read("steps")
     start, end = (int64_column(steps, f"{name}_host_mono_ns") for name in ("start", "end"))
-    offset = first.start_unix_ns - as_int(first.header.get("start_host_mono_ns"))
+    offset = first.unix_offset_ns
     state = describe_state(attempt, None)
     layout = attempt.layout
     return RunRow(

@@ -123,6 +123,11 @@ class Recording(ABC):
         """Wall clock at the start of the recording, for ordering attempts."""
         return as_int(self.header.get("start_unix_ns"))
 
+    @property
+    def unix_offset_ns(self) -> int:
+        """From the rank's clock to the wall clock of its host."""
+        return self.start_unix_ns - as_int(self.header.get("start_host_mono_ns"))
+
     def name_of(self, name_id: int) -> str:
         """The text behind a name id; an id without one says so."""
         return self.names.get(name_id, f"(unnamed {name_id})")
@@ -580,7 +585,7 @@ def describe_unreadable(path: Path, error: OSError, rank: int | None = None) -> 
 
 def last_sign_of_life_ns(recording: Recording) -> int:
     """Wall clock of the closing line, else of the last record."""
-    offset_ns = recording.start_unix_ns - as_int(recording.header.get("start_host_mono_ns"))
+    offset_ns = recording.unix_offset_ns
     if recording.closing is not None and "end_host_mono_ns" in recording.closing:
         return as_int(recording.closing["end_host_mono_ns"]) + offset_ns
     for table, column in (
