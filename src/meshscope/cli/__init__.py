@@ -6,7 +6,7 @@ nor torch.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
@@ -166,13 +166,18 @@ def _fail(text: str, exit_code: int) -> NoReturn:
     """Writes one line to stderr, whatever the text contains."""
     from meshscope.store.remote.mirror import name_places  # errors are rare
 
-    shown = "".join(c if c.isprintable() else " " for c in name_places(text))
-    click.echo(f"meshscope: {shown}", err=True)
+    click.echo(f"meshscope: {plain(name_places(text))}", err=True)
     sys.exit(exit_code)
 
 
-def is_color_wanted(context: click.Context, env: Mapping[str, str] = os.environ) -> bool:
+def plain(text: str) -> str:
+    """One line without what acts on a terminal: errors and names may hold anything."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def is_color_wanted(context: click.Context) -> bool:
     """Whether to write colours to stdout: --no-color, NO_COLOR, FORCE_COLOR, then the terminal."""
+    env = os.environ
     if context.find_root().params.get("no_color") or env.get("NO_COLOR"):
         return False
     if env.get("FORCE_COLOR"):

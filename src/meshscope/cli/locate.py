@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from meshscope.cli import plain
 from meshscope.errors import RunNotFound, UsageError
 from meshscope.ingest.kineto.trace_files import begins_like_trace, is_trace_name
 from meshscope.store.read.files import fetch_below, find_files, is_file, is_folder
@@ -17,7 +18,7 @@ def open_located(path: Path) -> Run:
     """The run at `path` or the only one below it; or the traces there, as a run in memory."""
     if has_traces(path):
         fetch_below(path)
-        from meshscope.cli.trace_loading import load_traces, plain  # most runs are recorded
+        from meshscope.cli.trace_loading import load_traces  # most runs are recorded
 
         loaded = load_traces([path])
         for note in loaded.notes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from meshscope.cli import plain
 from meshscope.core.layout import Layout
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto.kineto import read_trace
@@ -42,17 +43,16 @@ def load_traces(
     return make_run(recordings, paths[0], layout=layout, left_out=left_out)
 
 
-def summarize_traces(paths: Sequence[Path], *, use_cache: bool = True) -> "list[TraceSummary]":
+def summarize_traces(paths: Sequence[Path]) -> "list[TraceSummary]":
     """What each of the traces says for itself."""
-    work = partial(_summarize_file, use_cache=use_cache)
-    return list(read_files(find_traces(paths), work))
+    return list(read_files(find_traces(paths), _summarize_file))
 
 
-def _summarize_file(path: Path, *, use_cache: bool) -> "TraceSummary | TraceError":
+def _summarize_file(path: Path) -> "TraceSummary | TraceError":
     from meshscope.analyze.device.trace_summary import summarize_trace
 
     try:
-        return summarize_trace(load_file(path, use_cache=use_cache))
+        return summarize_trace(load_file(path, use_cache=True))
     except TraceError as error:
         return error
 
@@ -124,8 +124,3 @@ def load_file(path: Path, *, use_cache: bool, keep: bool = True) -> Trace:
         if keep:
             store_trace(path, trace, stamp)
     return trace
-
-
-def plain(text: str) -> str:
-    """One line without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -112,13 +112,13 @@ class ProcessState:
         )
 
 
-def this_machine(proc: Path = PROC) -> Here:
+def this_machine() -> Here:
     try:
-        boot_id = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot_id = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         boot_id = ""
     try:
-        namespace = os.stat(proc / "self/ns/pid").st_ino
+        namespace = os.stat(PROC / "self/ns/pid").st_ino
     except OSError:
         namespace = 0
     return Here(

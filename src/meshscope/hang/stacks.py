@@ -60,9 +60,7 @@ class Askable:
     path: Path
 
 
-def find_askable(
-    number: int | None, process: ProcessState, directory: Path, *, proc: Path = PROC
-) -> Askable | None:
+def find_askable(number: int | None, process: ProcessState, directory: Path) -> Askable | None:
     """How to ask this process, if it may be asked with the signal that its recording names."""
     if (
         process.pid is None
@@ -73,7 +71,7 @@ def find_askable(
     ):
         return None
     path = directory / NOW_NAME
-    if _catches(proc, process.pid, number) and _holds_open(proc, process.pid, path):
+    if _catches(PROC, process.pid, number) and _holds_open(PROC, process.pid, path):
         return Askable(pid=process.pid, signal_number=number, path=path)
     return None
 
@@ -172,7 +170,10 @@ def find_main_stack(threads: list[tuple[Frame, ...]]) -> tuple[Frame, ...]:
     return ()
 
 
-def pick_telling_frames(frames: tuple[Frame, ...], limit: int = 4) -> tuple[Frame, ...]:
+_NUM_TELLING = 4
+
+
+def pick_telling_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """The innermost frame, then the innermost frame of the program and its callers.
 
     Frames of the recorder, which surround every operation, are left out.
@@ -182,4 +183,4 @@ def pick_telling_frames(frames: tuple[Frame, ...], limit: int = 4) -> tuple[Fram
         return ()
     program = [frame for frame in frames if frame.is_program]
     inside = [] if frames[0].is_program else [frames[0]]
-    return (*inside, *program[: limit - len(inside)])
+    return (*inside, *program[: _NUM_TELLING - len(inside)])

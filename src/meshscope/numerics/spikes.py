@@ -53,9 +53,7 @@ class Spikes:
         return tuple(spike for spike in self.found if spike.score > 0)
 
 
-def find_spikes(
-    step: Int64s, value: Floats, *, min_change_ratio: float, min_score: float = _MIN_SCORE
-) -> Spikes | Unavailable:
+def find_spikes(step: Int64s, value: Floats, *, min_change_ratio: float) -> Spikes | Unavailable:
     """Spikes of finite values in order of step; `min_change_ratio` is of the neighbours' median."""
     if len(value) < MIN_VALUES:
         return Unavailable(f"spikes take {MIN_VALUES} values, here are {len(value)}")
@@ -68,9 +66,9 @@ def find_spikes(
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         score = _MAD_TO_SCORE * distance / mad
         change = np.abs(value - usual) / np.abs(usual)
-    is_far = np.abs(score) >= min_score  # 0 / 0 is not
+    is_far = np.abs(score) >= _MIN_SCORE  # 0 / 0 is not
     excess = np.abs(_measure_excess(scaled))
-    is_far &= (excess > 0) & (_MAD_TO_SCORE * excess >= min_score * mad)
+    is_far &= (excess > 0) & (_MAD_TO_SCORE * excess >= _MIN_SCORE * mad)
     rows = np.flatnonzero(is_far & (change >= min_change_ratio)).tolist()
     return Spikes(
         found=tuple(

@@ -137,11 +137,11 @@ def measure_trend(x: Floats, y: Floats) -> Trend | Unavailable:
     )
 
 
-def _condense(x: Floats, y: Floats, *, most: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """At most `most` points: medians over neighbours where there are more."""
-    if len(y) <= most:
+def _condense(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """At most `MAX_POINTS` points: medians over neighbours where there are more."""
+    if len(y) <= MAX_POINTS:
         return x, y
-    edges = np.linspace(0, len(y), most + 1).astype(np.int64)
+    edges = np.linspace(0, len(y), MAX_POINTS + 1).astype(np.int64)
     parts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
     condensed_x = np.array([np.mean(x[start:end]) for start, end in parts])
     return condensed_x, np.array([np.median(y[start:end]) for start, end in parts])

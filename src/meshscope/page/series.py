@@ -17,7 +17,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.page.heat.cells import MEMORY_COLUMNS, read_memory
 from meshscope.store.read.arrays import Floats, Int64s
 
-MAX_POINTS = 2000
+_MAX_POINTS = 2000
 MAX_LOGGED = 40
 """Names that a program or framework logged."""
 _MAX_BAD_STEPS = 500
@@ -48,21 +48,21 @@ class Curve:
     """Steps with NaN or Inf on any rank, the first 500."""
 
 
-def list_curves(study: Study, *, max_points: int = MAX_POINTS) -> tuple[Curve, ...]:
+def list_curves(study: Study) -> tuple[Curve, ...]:
     """All curves that the run has."""
     drawers = (_draw_steps, _draw_signals, _draw_memory, _draw_logged)
-    return tuple(curve for draw in drawers for curve in draw(study, max_points))
+    return tuple(curve for draw in drawers for curve in draw(study))
 
 
-def _draw_steps(study: Study, max_points: int) -> Iterator[Curve]:
+def _draw_steps(study: Study) -> Iterator[Curve]:
     steps = study.steps
     if steps.num_steps:
         value = steps.duration_ns.astype(np.float64)
         source = f"median of {len(study.ranks)} ranks"
-        yield _bucket("step", "time", source, steps.step, value, max_points, unit="ns")
+        yield _bucket("step", "time", source, steps.step, value, unit="ns")
 
 
-def _draw_signals(study: Study, max_points: int) -> Iterator[Curve]:
+def _draw_signals(study: Study) -> Iterator[Curve]:
     found = known(study.convergence)
     if found is None:
         return
@@ -79,13 +79,12 @@ def _draw_signals(study: Study, max_points: int) -> Iterator[Curve]:
             source,
             one.step,
             one.value,
-            max_points,
             band=band,
             bad_steps=one.bad_steps,
         )
 
 
-def _draw_memory(study: Study, max_points: int) -> Iterator[Curve]:
+def _draw_memory(study: Study) -> Iterator[Curve]:
     """Of the rank that needs most, with all ranks as the band."""
     for column in MEMORY_COLUMNS:
         found = read_memory(study, column)
@@ -103,7 +102,6 @@ def _draw_memory(study: Study, max_points: int) -> Iterator[Curve]:
             f"rank {found.ranks[fullest]}, the fullest",
             found.steps[has_own],
             value[fullest],
-            max_points,
             unit="bytes",
             band=(np.nanmin(value, axis=0), np.nanmax(value, axis=0)),
         )
@@ -115,7 +113,7 @@ def _carry(value: Floats) -> Floats:
     return value[np.arange(len(value))[:, None], np.maximum.accumulate(index, axis=1)]
 
 
-def _draw_logged(study: Study, max_points: int) -> Iterator[Curve]:
+def _draw_logged(study: Study) -> Iterator[Curve]:
     """As the lowest rank logged them that logged any; names that were logged once are no curve."""
     logged = known(study.logged)
     names = {} if logged is None else {one.recorded_name: one for one in logged[:MAX_LOGGED]}
@@ -131,9 +129,7 @@ def _draw_logged(study: Study, max_points: int) -> Iterator[Curve]:
             if len(step) > 1:
                 value = one.value[is_good][::-1][first]
                 bad = np.unique(one.step[~is_good])
-                yield _bucket(
-                    name, "logged", f"rank {rank}", step, value, max_points, bad_steps=bad
-                )
+                yield _bucket(name, "logged", f"rank {rank}", step, value, bad_steps=bad)
         if series:
             return
 
@@ -144,13 +140,12 @@ def _bucket(
     source: str,
     step: Int64s,
     value: Floats,
-    max_points: int,
     *,
     unit: str = "",
     band: tuple[Floats, Floats] | None = None,
     bad_steps: Int64s | None = None,
 ) -> Curve:
-    num_points = max(min(len(step), max_points), 1)
+    num_points = max(min(len(step), _MAX_POINTS), 1)
     edges = np.arange(num_points) * len(step) // num_points
     low, high = (value, value) if band is None else band
     counts = np.diff(np.append(edges, len(step)))

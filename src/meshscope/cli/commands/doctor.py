@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from meshscope.cli import plain
 from meshscope.cli.terminal_screen import show_document, terminal_width
 from meshscope.report.doctor.check import DOCUMENT, Check, Examination
 from meshscope.report.doctor.examine import examine
@@ -73,15 +74,10 @@ def _describe_check(check: Check, width: int) -> list[str]:
         break_on_hyphens=False,
     )
     wrap.initial_indent = head
-    lines = wrap.wrap(_clean(check.found))
+    lines = wrap.wrap(plain(check.found))
     wrap.initial_indent = indent
     if check.meaning:
-        lines += wrap.wrap(_clean(check.meaning))
+        lines += wrap.wrap(plain(check.meaning))
     if check.command:
-        lines.append(f"{indent}→ {_clean(check.command)}")  # whole, so that it can be copied
+        lines.append(f"{indent}→ {plain(check.command)}")  # whole, so that it can be copied
     return lines
-
-
-def _clean(text: str) -> str:
-    """Without what acts on a terminal: errors and the environment may hold anything."""
-    return "".join(c if c.isprintable() else " " for c in text)

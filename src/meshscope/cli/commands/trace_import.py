@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
+from meshscope.cli import plain
 from meshscope.cli.options import engine_option
 from meshscope.cli.places import READ, WRITE_FOLDER
-from meshscope.cli.trace_loading import load_traces, plain
+from meshscope.cli.trace_loading import load_traces
 from meshscope.core.layout import Layout
 from meshscope.errors import TraceError, UsageError
 from meshscope.store.read.memory import write_run

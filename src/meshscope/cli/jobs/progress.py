@@ -6,7 +6,6 @@ job prints scrolls above it undisturbed. Elsewhere it is a plain line every ten 
 
 import os
 import shutil
-from types import TracebackType
 from typing import TextIO
 
 from meshscope.core.unit_text import count, duration, plural, rate
@@ -58,12 +57,7 @@ class PlainProgress:
     def __enter__(self) -> "PlainProgress":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing to undo."""
 
 
@@ -106,12 +100,7 @@ class StatusLine:
         self._stream.write(text)
         self._stream.flush()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._size is None:
             return
         try:

@@ -25,28 +25,25 @@ def check_permission(folder: Path) -> Check:
     """Writes a file without a name there, and reads it."""
     where = find_existing(folder)
     name = str(where)
-    other = "meshscope run -o ANOTHER_FOLDER -- …"
-    if not where.is_dir():
+
+    def refuse(found: str) -> Check:
         return Check(
             name="permission",
             state=State.BROKEN,
-            found=f"{name} is not a folder",
+            found=found,
             meaning="nothing can be recorded there",
-            command=other,
+            command="meshscope run -o ANOTHER_FOLDER -- …",
         )
+
+    if not where.is_dir():
+        return refuse(f"{name} is not a folder")
     try:
         with tempfile.TemporaryFile(dir=where) as file:
             file.write(bytes(_NUM_TRIED_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return Check(
-            name="permission",
-            state=State.BROKEN,
-            found=f"{name} cannot be written: {error.strerror}",
-            meaning="nothing can be recorded there",
-            command=other,
-        )
+        return refuse(f"{name} cannot be written: {error.strerror}")
     return Check(name="permission", state=State.OK, found=f"{name} can be written")
 
 

@@ -104,10 +104,10 @@ class StepTail:
     """Tokens the rank's model was given in the last step; None when they were not counted."""
 
 
-def read_step_tail(attempt_dir: Path, pace_steps: int = _PACE_STEPS) -> StepTail | None:
+def read_step_tail(attempt_dir: Path) -> StepTail | None:
     """The last finished step of a rank and its recent pace; None when there is none yet."""
     try:
-        records = read_last_rows(attempt_dir, STEPS.name, pace_steps + 1)
+        records = read_last_rows(attempt_dir, STEPS.name, _PACE_STEPS + 1)
     except OSError:  # not made yet, or just being moved away: there will be a next look
         return None
     if not records:
