@@ -9,7 +9,6 @@ and its further losses with those of the process that never stopped. Leaves
 `killed_<rank>.json` with what became of saves that failed on one rank.
 """
 
-import dataclasses
 import json
 import os
 import resource
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.distributed.fork_ranks import import_everything, run_ranks
+from tests.distributed.one_process import TINY_GPT, TINY_LLAMA
 from torch import Tensor, nn
 
 from meshscope.core.schedule_builders import build_schedule
@@ -46,28 +46,7 @@ OTHER_SEED = 6
 MICROBATCH_SIZE = 1
 GLOBAL_BATCH = 8
 
-LLAMA = ModelConfig(
-    vocab_size=61,
-    num_layers=4,
-    hidden_size=16,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden_size=24,
-    sequence_length=8,
-    init_std=0.14,
-)
-CONFIGS = {
-    "llama": LLAMA,
-    "gpt": dataclasses.replace(
-        LLAMA,
-        num_kv_heads=4,
-        norm="layernorm",
-        position="learned",
-        activation="gelu",
-        bias=True,
-        tie_embeddings=True,
-    ),
-}
+CONFIGS = {"llama": TINY_LLAMA, "gpt": TINY_GPT}
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.3, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.01),

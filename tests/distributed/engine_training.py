@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tests.distributed.fork_ranks import import_everything, run_ranks
+from tests.distributed.one_process import TINY_GPT, TINY_LLAMA
 from torch import Tensor, nn
 
 from meshscope.capture.default import start as start_recording
@@ -42,7 +43,7 @@ from meshscope.core.config.train_config import (
     TrainConfig,
 )
 from meshscope.core.layout import Layout
-from meshscope.engine import ModelConfig, build_stage, find_parameter_shards, gather_parameter
+from meshscope.engine import build_stage, find_parameter_shards, gather_parameter
 from meshscope.engine.data.token_data import make_data
 from meshscope.engine.engine import Engine
 from meshscope.engine.faults.injector import InjectedFault
@@ -66,29 +67,7 @@ MAX_NORM = 1.0
 COMMAND_TIMEOUT_S = 60.0
 """Then it is killed, and its exit code tells."""
 
-LLAMA = ModelConfig(
-    vocab_size=61,
-    num_layers=4,
-    hidden_size=16,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden_size=24,
-    sequence_length=8,
-    init_std=0.14,
-)
-MODELS = {
-    "llama": LLAMA,
-    "tied": dataclasses.replace(
-        LLAMA,
-        num_layers=8,
-        num_kv_heads=4,
-        norm="layernorm",
-        position="learned",
-        activation="gelu",
-        bias=True,
-        tie_embeddings=True,
-    ),
-}
+MODELS = {"llama": TINY_LLAMA, "tied": dataclasses.replace(TINY_GPT, num_layers=8)}
 OPTIMIZER = OptimizerConfig(
     kind="adamw",
     learning_rate=PEAK_RATE,
@@ -412,7 +391,7 @@ def make_precise(
     axis: str, precision: PrecisionConfig | None = None, *, fault: str | None = None
 ) -> TrainConfig:
     return TrainConfig(
-        model=LLAMA,
+        model=TINY_LLAMA,
         seed=SEED,
         num_steps=20,
         device="cpu",
@@ -426,7 +405,7 @@ def make_precise(
 
 def run_steps(config: TrainConfig, mesh: Mesh, num_steps: int) -> list[dict[str, Any]]:
     """The same batch in every step: a loss changes if, and only if, weights do."""
-    shape = (4, 1, LLAMA.sequence_length + 1)
+    shape = (4, 1, TINY_LLAMA.sequence_length + 1)
     tokens = torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(1))
     steps = []
     with Engine(config, mesh=mesh, device="cpu") as engine:
@@ -502,7 +481,7 @@ def run_user_model(folder: Path) -> None:
     shape = (4, 2, 9)
     tokens = torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(2))
     config = TrainConfig(
-        model=LLAMA,
+        model=TINY_LLAMA,
         seed=SEED,
         num_steps=USER_STEPS,
         device="cpu",
@@ -552,7 +531,7 @@ def fail_by_hand(folder: Path, rank: int, world_size: int) -> None:
     config = make_precise("dp", fault="crash steps=1 how=exception phase=optimizer")
     config = dataclasses.replace(config, parallel=ParallelConfig())
     recorder = start_recording(folder / "failed_by_hand", layout=config.layout)
-    tokens = torch.zeros((4, 1, LLAMA.sequence_length + 1), dtype=torch.int64)
+    tokens = torch.zeros((4, 1, TINY_LLAMA.sequence_length + 1), dtype=torch.int64)
     with Engine(config, device="cpu", recorder=recorder) as engine:
         step_by_hand(engine, tokens)
         with suppress(InjectedFault):

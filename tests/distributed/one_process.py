@@ -41,6 +41,18 @@ CONFIGS = {
     "gpt": GPT,
     "tied_gpt": dataclasses.replace(GPT, tie_embeddings=True),
 }
+TINY_LLAMA = dataclasses.replace(
+    LLAMA, num_layers=4, hidden_size=16, ffn_hidden_size=24, sequence_length=8
+)
+TINY_GPT = dataclasses.replace(
+    TINY_LLAMA,
+    num_kv_heads=4,
+    norm="layernorm",
+    position="learned",
+    activation="gelu",
+    bias=True,
+    tie_embeddings=True,
+)
 
 
 @dataclass

@@ -36,6 +36,16 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2))
 
 
+def attach(
+    recorder: Recorder, model: nn.Module | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model, by default a small one, and its optimizer, both watched."""
+    model = make_model() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder.attach(model, optimizer)
+    return model, optimizer
+
+
 def make_loader(num_batches: int) -> DataLoader:
     inputs = torch.randn(num_batches * 2, WIDTH)
     targets = torch.zeros(num_batches * 2, dtype=torch.long)
@@ -47,9 +57,7 @@ def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_plain_loop_gives_one_step_per_optimizer_step(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     for inputs, _ in make_loader(5):
         optimizer.zero_grad()
         loss_of(model, inputs).backward()
@@ -63,9 +71,7 @@ def test_a_plain_loop_gives_one_step_per_optimizer_step(recorder):
 
 
 def test_gradient_accumulation_keeps_every_microbatch_in_its_phase(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     seen_ns = []
     for index, (inputs, _) in enumerate(make_loader(8)):
         seen_ns.append(time.monotonic_ns())  # work between fetch and forward is nobody's phase
@@ -88,9 +94,7 @@ def test_gradient_accumulation_keeps_every_microbatch_in_its_phase(recorder):
 
 
 def test_several_forward_passes_before_one_backward(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     inputs = torch.randn(4, WIDTH)
     for _ in range(3):
         (loss_of(model, inputs) + loss_of(model, -inputs)).backward()
@@ -126,9 +130,7 @@ def test_recomputation_is_backward_and_not_another_forward(recorder, use_reentra
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_root_that_is_checkpointed_as_a_whole(recorder, use_reentrant):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     for _ in range(3):
         inputs = torch.randn(4, WIDTH, requires_grad=True)
         checkpoint(model, inputs, use_reentrant=use_reentrant).square().mean().backward()
@@ -143,9 +145,7 @@ def test_a_root_that_is_checkpointed_as_a_whole(recorder, use_reentrant):
 
 
 def test_evaluation_between_steps_is_a_gap_and_its_own_phase(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     for _ in range(2):
         for inputs, _ in make_loader(2):
             loss_of(model, inputs).backward()
@@ -168,9 +168,7 @@ def test_evaluation_between_steps_is_a_gap_and_its_own_phase(recorder):
 
 
 def test_evaluation_inside_a_step_stays_there(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     inputs = torch.randn(4, WIDTH)
     for _ in range(2):
         loss = loss_of(model, inputs)
@@ -185,9 +183,7 @@ def test_evaluation_inside_a_step_stays_there(recorder):
 
 
 def test_fine_tuning_in_eval_mode_is_training_once_that_is_clear(recorder):
-    model = make_model().eval()  # frozen batch norm statistics, say
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder, make_model().eval())  # frozen batch norm statistics, say
     for _ in range(3):
         loss_of(model, torch.randn(4, WIDTH)).backward()
         optimizer.step()
@@ -196,9 +192,7 @@ def test_fine_tuning_in_eval_mode_is_training_once_that_is_clear(recorder):
 
 
 def test_gradient_clipping_is_its_own_phase_and_gives_the_norm(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     norms = []
     for _ in range(3):
         loss_of(model, torch.randn(4, WIDTH)).backward()
@@ -214,9 +208,7 @@ def test_gradient_clipping_is_its_own_phase_and_gives_the_norm(recorder):
 
 
 def test_a_scheduler_built_after_attaching_works_and_is_followed(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     step_method = optimizer.step
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     for _ in range(3):
@@ -242,9 +234,7 @@ def test_exceptions_in_the_loop_leave_no_phase_open(recorder):
                 raise ValueError("bad batch")
             return self.inner(x)
 
-    model = Fragile()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder, Fragile())
     for index in range(4):
         model.fails = index == 1
         try:
@@ -296,9 +286,7 @@ def test_an_exception_in_backward_closes_it(recorder):
         def backward(ctx, grad):
             raise RuntimeError("no gradient today")
 
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     with pytest.raises(RuntimeError, match="no gradient today"):
         Boom.apply(loss_of(model, torch.randn(2, WIDTH))).backward()
     loss_of(model, torch.randn(2, WIDTH)).backward()
@@ -406,9 +394,7 @@ def test_frozen_parameters_change_nothing(recorder):
 
 
 def test_code_between_steps_is_a_gap_and_never_data(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     for _ in range(4):
         loss_of(model, torch.randn(4, WIDTH)).backward()
         optimizer.step()
@@ -435,9 +421,7 @@ def test_a_second_model_kept_for_reference_does_not_train(recorder):
 
 
 def test_gradients_taken_with_autograd_grad_are_backward_but_no_microbatch(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     for _ in range(2):
         inputs = torch.randn(4, WIDTH, requires_grad=True)
         output = model(inputs).sum()
@@ -452,9 +436,7 @@ def test_gradients_taken_with_autograd_grad_are_backward_but_no_microbatch(recor
 
 
 def test_a_skipped_update_ends_its_step_and_is_marked(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for index in range(4):
         loss = loss_of(model, torch.randn(4, WIDTH))
@@ -481,9 +463,7 @@ def test_tokens_are_counted_from_integer_inputs(recorder):
         def forward(self, input_ids):
             return self.embedding(input_ids)
 
-    model = Tokens()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder, Tokens())
     for length in (3, 5):
         for _ in range(2):
             loss_of(model, torch.zeros(4, length, dtype=torch.long)).backward()
@@ -524,9 +504,7 @@ def test_a_batch_as_its_loader_gave_it_is_counted(recorder, is_named):
         def forward(self, batch, index):
             return self.embedding(batch[0]["input_ids"] if is_named else batch[0])
 
-    model = Whole()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder, Whole())
     tokens = torch.zeros(3, 5, dtype=torch.long)
     model([{"input_ids": tokens} if is_named else tokens], 0).mean().backward()
     optimizer.step()
@@ -535,9 +513,7 @@ def test_a_batch_as_its_loader_gave_it_is_counted(recorder, is_named):
 
 
 def test_loader_workers_are_seen_and_write_nothing_themselves(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     data = TensorDataset(torch.randn(8, WIDTH))
     for _ in range(2):  # the second epoch forks workers from a process that is recording
         for (inputs,) in DataLoader(data, batch_size=2, num_workers=1):
@@ -628,9 +604,7 @@ def test_gradients_are_the_same_with_and_without_recording(recorder):
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_function_compiled_as_one_graph_may_call_a_watched_model(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     compiled = torch.compile(lambda x: loss_of(model, x), backend="eager", fullgraph=True)
     for _ in range(3):
         compiled(torch.randn(2, WIDTH)).backward()
@@ -642,9 +616,9 @@ def test_a_function_compiled_as_one_graph_may_call_a_watched_model(recorder):
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_timed_from_outside(recorder):
-    model = torch.compile(make_model(), backend="eager", fullgraph=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(
+        recorder, torch.compile(make_model(), backend="eager", fullgraph=True)
+    )
     for _ in range(3):
         loss_of(model, torch.randn(2, WIDTH)).backward()
         optimizer.step()
@@ -679,9 +653,7 @@ def test_a_model_compiled_in_place_still_compiles_as_one_graph(recorder):
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch's own, when inductor loads
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_optimizer_step_still_compiles(recorder):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder.attach(model, optimizer)
+    model, optimizer = attach(recorder)
     update = torch.compile(lambda: optimizer.step(), backend="eager")
     for _ in range(3):
         loss_of(model, torch.randn(2, WIDTH)).backward()

@@ -3,18 +3,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from builders import MS
-from meshscope.cli import main
+from command_line import invoke
 from signal_builders import make_signal_run
 
 NOISE = np.random.default_rng(0).normal(size=(2, 200))
 HOSTILE = "x|y <script>alert(1)</script>\x00\x1b[31m`]](http://bad) \ud800 & \"'"
-
-
-def invoke(*arguments, **options):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
 
 
 def make(path, side=0, factor=1.0, **options):

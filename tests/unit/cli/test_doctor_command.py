@@ -6,9 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.report.doctor import installed, machine, run_folder
 from meshscope.report.doctor.check import State
 from meshscope.report.doctor.examine import examine
@@ -37,8 +36,8 @@ def find(examination, name):
 
 
 def test_the_text_has_every_check_and_the_document_the_same(tmp_path):
-    shown = CliRunner().invoke(main, ["doctor", str(tmp_path)])
-    written = CliRunner().invoke(main, ["doctor", str(tmp_path), "--json"])
+    shown = invoke("doctor", tmp_path)
+    written = invoke("doctor", tmp_path, "--json")
     assert (shown.exit_code, written.exit_code) == (0, 0)
     document = json.loads(written.stdout)
     assert (document["document"], document["can_record"], document["can_read"]) == (
@@ -62,7 +61,7 @@ def test_a_missing_package_has_its_command_and_the_exit_code(monkeypatch, tmp_pa
     monkeypatch.setattr(
         installed, "find_version", lambda name: None if name == "duckdb" else known(name)
     )
-    shown = CliRunner().invoke(main, ["doctor", str(tmp_path)])
+    shown = invoke("doctor", tmp_path)
     assert shown.exit_code == 1
     assert "recording works, reading does not work" in shown.stdout
     assert "→ pip install duckdb" in shown.stdout
@@ -129,7 +128,7 @@ def test_a_check_that_raises_stops_no_other(monkeypatch, tmp_path):
         raise RuntimeError("\x1b[31mbroken")
 
     monkeypatch.setattr(run_folder.shutil, "disk_usage", fail)
-    shown = CliRunner().invoke(main, ["doctor", str(tmp_path)])
+    shown = invoke("doctor", tmp_path)
     assert shown.exit_code == 0
     assert "cannot be found out: RuntimeError:" in shown.stdout
     assert "\x1b" not in shown.stdout

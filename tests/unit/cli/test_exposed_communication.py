@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from command_line import invoke
 from meshscope.analyze.device.trace_summary import summarize_trace
-from meshscope.cli import main
 from meshscope.ingest.kineto.kineto import read_trace
 from trace_builders import MS, write_traces
 
@@ -55,7 +54,7 @@ def test_a_devices_time_is_that_of_the_table(name, rank) -> None:
 
 
 def call(*arguments) -> dict:
-    done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    done = invoke(*arguments, "--json")
     assert done.exit_code == 0
     return json.loads(done.stdout)
 

@@ -4,9 +4,9 @@ import sys
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from builders import make_run
+from command_line import invoke
 from meshscope import __version__
 from meshscope.cli import COMMANDS, main
 from meshscope.errors import LayoutError, RunEmpty, UsageError
@@ -55,28 +55,28 @@ def failing(monkeypatch):
 )
 def test_errors_become_one_line_and_an_exit_code(failing, error, exit_code, text):
     failing(error)
-    result = CliRunner().invoke(main, ["report"])
+    result = invoke("report")
     assert (result.exit_code, result.stderr) == (exit_code, text)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("ours"), ModuleNotFoundError(name="mine")])
 def test_what_nobody_expected_keeps_its_traceback(failing, error):
     failing(error)
-    result = CliRunner().invoke(main, ["report"])
+    result = invoke("report")
     assert result.exception is error
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["report"], ["report", "x", "--warmup", "-1"]])
 def test_usage_errors_exit_with_2(arguments):
-    assert CliRunner().invoke(main, arguments).exit_code == 2
+    assert invoke(*arguments).exit_code == 2
 
 
 def test_version():
-    assert CliRunner().invoke(main, ["--version"]).stdout == f"meshscope, version {__version__}\n"
+    assert invoke("--version").stdout == f"meshscope, version {__version__}\n"
 
 
 def test_help_lists_every_command_and_the_exit_codes():
-    text = CliRunner().invoke(main, ["--help"]).stdout
+    text = invoke("--help").stdout
     for name, (_, line) in COMMANDS.items():
         assert f"  {name} " in text
         assert line in text

@@ -8,18 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import MS, Faults, make_run
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.cli.terminal_screen import tell_work
 from meshscope.core.layout import Layout
 from meshscope.pool.pool import progress
 from meshscope.store.write import table_file, writer
-
-
-def invoke(*arguments, **options):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
 
 
 def assert_one_line(result, exit_code, *words):

@@ -1,16 +1,15 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.core.schedule_builders import build_schedule
 
 TIMES = ["--forward", "10,12", "--input-grad", "10", "--weight-grad", "5"]
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["schedule", *arguments])
+    return invoke("schedule", *arguments)
 
 
 def test_the_found_schedule_stands_beside_the_eight_and_can_be_run(tmp_path):

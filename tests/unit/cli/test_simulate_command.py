@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import make_run
+from command_line import invoke
 from made_programs import MS, ProgramRun, reduce, work
 from made_traces import call, kernel, read, step
-from meshscope.cli import main
 from meshscope.core.layout import Layout
 
 HOSTILE = "\x1b[31mfor\u202eward\n"
@@ -25,7 +24,7 @@ def record(path: Path) -> Path:
 
 
 def simulate(*arguments: str):
-    return CliRunner().invoke(main, ["simulate", *arguments])
+    return invoke("simulate", *arguments)
 
 
 def test_text_says_slowdown_culprit_path_and_fidelity(tmp_path):

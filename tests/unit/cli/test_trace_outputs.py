@@ -5,14 +5,9 @@ import json
 import os
 
 import pytest
-from click.testing import CliRunner
 
+from command_line import invoke
 from made_traces import call, host, kernel, step
-from meshscope.cli import main
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
 def module(name, begin, length):
@@ -63,9 +58,9 @@ def trace(tmp_path):
 
 
 def test_the_first_lines_say_what_limits_the_device(trace):
-    text = run("trace", trace, "--no-cache").output
+    text = invoke("trace", trace, "--no-cache").output
     assert text.splitlines()[1].strip() == "The device waits for its host 40 % of the time."
-    document = json.loads(run("trace", trace, "--json", "--no-cache").output)
+    document = json.loads(invoke("trace", trace, "--json", "--no-cache").output)
     (verdict,) = document["verdicts"]
     assert verdict["cause"] == "host"
     # From 400 to the call's end at 702, and 20 µs that a launch may take, of 800.
@@ -73,7 +68,7 @@ def test_the_first_lines_say_what_limits_the_device(trace):
 
 
 def test_modules_have_what_their_backward_launched(trace):
-    document = json.loads(run("trace", trace, "--json", "--no-cache").output)
+    document = json.loads(invoke("trace", trace, "--json", "--no-cache").output)
     (device,) = document["traces"][0]["devices"]
     found = {row["path"]: (row["device_ns"], row["backward_ns"]) for row in device["modules"]}
     assert found == {"Net_0/Linear_0": (300_000, 100_000), "Net_0/Linear_1": (100_000, 0)}
@@ -84,7 +79,7 @@ def test_modules_have_what_their_backward_launched(trace):
 
 
 def test_rates_are_counted_by_hand(trace):
-    document = json.loads(run("trace", trace, "--json", "--no-cache").output)
+    document = json.loads(invoke("trace", trace, "--json", "--no-cache").output)
     (device,) = document["traces"][0]["devices"]
     (rate,) = device["rates"]
     assert rate["flops"] == 3 * 2 * 1024**3
@@ -97,22 +92,22 @@ def test_a_device_may_be_named(tmp_path, trace):
     document = json.loads(trace.read_text())
     del document["deviceProperties"]
     unnamed = write(tmp_path / "unnamed.json", document["traceEvents"])
-    assert "H100 NVL" in run("trace", unnamed, "--device", "H100").output
-    shown = run("trace", unnamed, "--device", "NVIDIA H100 80GB HBM3", "--json", "--no-cache")
+    assert "H100 NVL" in invoke("trace", unnamed, "--device", "H100").output
+    shown = invoke("trace", unnamed, "--device", "NVIDIA H100 80GB HBM3", "--json", "--no-cache")
     (device,) = json.loads(shown.output)["traces"][0]["devices"]
     assert device["rates"][0]["peak_ratio"] == pytest.approx(
         device["rates"][0]["flops_per_s"] / 66.9e12
     )
-    assert run("trace", unnamed, "--device", "toaster").exit_code == 2
+    assert invoke("trace", unnamed, "--device", "toaster").exit_code == 2
 
 
 def test_tables_answer_sql_and_become_files(tmp_path, trace):
-    found = run("sql", trace, "SELECT category, count FROM trace_categories", "--csv")
+    found = invoke("sql", trace, "SELECT category, count FROM trace_categories", "--csv")
     assert found.stdout.splitlines() == ["category,count", "GEMM,3"]
     target = tmp_path / "kernels.csv"
-    assert run("export", trace, "--table", "trace_kernels", "-o", target).exit_code == 0
+    assert invoke("export", trace, "--table", "trace_kernels", "-o", target).exit_code == 0
     assert len(target.read_text().splitlines()) == 3
-    assert run("export", trace, "--table", "trace_nothing").exit_code == 2
+    assert invoke("export", trace, "--table", "trace_nothing").exit_code == 2
 
 
 def test_a_trace_without_a_device_has_tables_of_its_host(tmp_path):
@@ -125,7 +120,7 @@ def test_a_trace_without_a_device_has_tables_of_its_host(tmp_path):
     path = write(tmp_path / "t.json", events, distributedInfo=group)
 
     def ask(query):
-        return run("sql", path, query, "--csv").stdout.splitlines()[1:]
+        return invoke("sql", path, query, "--csv").stdout.splitlines()[1:]
 
     assert ask("SELECT device, name, count, self_ns FROM trace_host_operators") == [
         "-1,aten::mm,1,50000"
@@ -134,19 +129,19 @@ def test_a_trace_without_a_device_has_tables_of_its_host(tmp_path):
     assert ask(f"SELECT {columns} FROM trace_host_steps") == ["1,100000,50000,20000,30000"]
     assert ask("SELECT kind, duration_ns FROM trace_collectives") == ["all_reduce,20000"]
     assert ask("SELECT axis, kind, exposed_ns FROM trace_axes") == ["world,all_reduce,20000"]
-    refused = run("trace", path, "--no-cache", "--flame", tmp_path / "f.svg")
+    refused = invoke("trace", path, "--no-cache", "--flame", tmp_path / "f.svg")
     assert refused.exit_code == 2
     assert "the trace has no device" in refused.output
 
 
 def test_flame_graphs_have_all_device_time(tmp_path, trace):
     folded = tmp_path / "f.folded"
-    assert run("trace", trace, "--flame", folded).exit_code == 0
+    assert invoke("trace", trace, "--flame", folded).exit_code == 0
     lines = folded.read_text().splitlines()
     assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == 400_000
     assert "Net_0;Linear_0;backward;GEMM;ampere_sgemm_128x64_nt 100000" in lines
     drawn = tmp_path / "f.svg"
-    assert run("trace", trace, "--flame", drawn).exit_code == 0
+    assert invoke("trace", trace, "--flame", drawn).exit_code == 0
     assert drawn.read_text().startswith("<svg")
 
 
@@ -157,10 +152,10 @@ def test_names_in_a_flame_graph_are_inert(tmp_path):
     ]
     path = write(tmp_path / "t.json", events)
     drawn, folded = tmp_path / "f.svg", tmp_path / "f.folded"
-    run("trace", path, "--flame", drawn)
+    invoke("trace", path, "--flame", drawn)
     assert "<script" not in drawn.read_text()
     assert "\x1b" not in drawn.read_text()
-    run("trace", path, "--flame", folded)
+    invoke("trace", path, "--flame", folded)
     assert folded.read_text().count("\n") == 1
 
 
@@ -201,7 +196,7 @@ TWICE = b'[{"ph":"X","ph":"X","name":"a","name":"b","cat":"kernel","ts":1,"ts":2
 def test_odd_files_get_one_clear_answer(tmp_path, data, code, words):
     path = tmp_path / ("t.json.gz" if data[:2] == b"\x1f\x8b" else "t.json")
     path.write_bytes(data)
-    found = run("trace", path, "--no-cache")
+    found = invoke("trace", path, "--no-cache")
     assert found.exception is None or isinstance(found.exception, SystemExit)
     assert code is None or found.exit_code == code
     assert words in " ".join(found.output.split())
@@ -209,14 +204,14 @@ def test_odd_files_get_one_clear_answer(tmp_path, data, code, words):
 
 def test_a_pipe_is_no_trace(tmp_path):
     os.mkfifo(tmp_path / "t.json")
-    found = run("trace", tmp_path / "t.json")
+    found = invoke("trace", tmp_path / "t.json")
     assert found.exit_code == 3
     assert "not a regular file" in found.output
 
 
 def test_a_file_that_is_no_trace_leaves_the_others_their_comparison(tmp_path, trace):
     (tmp_path / "numbers.json").write_text("[1, 2, 3]")
-    found = run("trace", tmp_path, "--no-cache", "--json")
+    found = invoke("trace", tmp_path, "--no-cache", "--json")
     document = json.loads(found.stdout)
     assert len(document["traces"]) == 1
     assert any("numbers.json" in text for text in document["not_known"])
@@ -226,7 +221,7 @@ def test_thousands_of_devices_take_few_lines(tmp_path):
     events = [
         {**kernel("k", n, 1), "args": {"device": n, "stream": 7}, "pid": n} for n in range(2000)
     ]
-    text = run("trace", write(tmp_path / "t.json", events), "--no-cache").output
+    text = invoke("trace", write(tmp_path / "t.json", events), "--no-cache").output
     assert len(text.splitlines()) < 300
     assert "and 1,992 devices more" in text
 
@@ -235,6 +230,6 @@ def test_ranks_are_sorted_as_numbers(tmp_path):
     for rank in (10, 2, 100, 1):
         information = {"rank": rank, "world_size": 128}
         write(tmp_path / f"rank{rank}.json", [KERNEL], distributedInfo=information)
-    document = json.loads(run("trace", tmp_path, "--json", "--no-cache").stdout)
+    document = json.loads(invoke("trace", tmp_path, "--json", "--no-cache").stdout)
     assert [one["rank"] for one in document["traces"]] == [1, 2, 10, 100]
     assert any("4 of 128 ranks" in text for text in document["not_known"])

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import MS, SECOND, make_writer, put_step
+from command_line import invoke
 from meshscope.capture.profiling.window_request import parse_request
-from meshscope.cli import main
 
 
 def make_job(
@@ -27,7 +26,7 @@ def make_job(
 
 
 def trigger(*arguments: str):
-    return CliRunner().invoke(main, ["trigger", *arguments])
+    return invoke("trigger", *arguments)
 
 
 @pytest.mark.parametrize(("step_ns", "first_step"), [(10 * MS, 255), (SECOND, 8), (60 * SECOND, 8)])
@@ -68,7 +67,7 @@ def test_what_cannot_work_is_refused(tmp_path, job, arguments, said):
 @pytest.mark.parametrize("command", [["run", "--trace-windows", "fast", "--", "true"]])
 def test_a_wrong_text_is_said_before_anything_starts(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(main, command)
+    done = invoke(*command)
     assert done.exit_code == 2
     assert "'fast' is no setting" in done.output
     assert list(tmp_path.iterdir()) == []

@@ -6,12 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import meshscope
 from builders import MS, make_run
+from command_line import invoke
 from late_runs import LateRun, noisy
-from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.export import run_tables
 from meshscope.export.run_tables import write_table
@@ -34,7 +33,7 @@ def run(tmp_path_factory):
 
 
 def call(*arguments):
-    return CliRunner().invoke(main, ["export", *map(str, arguments)])
+    return invoke("export", *arguments)
 
 
 def test_every_format_has_the_same_rows(run, tmp_path):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import (
     MS,
@@ -22,7 +21,7 @@ from builders import (
     make_writer,
     put_step,
 )
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.fleet.index import Index
@@ -168,7 +167,7 @@ def age(path: Path, seconds: float) -> None:
 
 
 def expire(*words: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(main, ["expire", *map(str, words)])
+    done = invoke("expire", *words)
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -262,11 +261,11 @@ def test_jobs_are_searched_and_listed_with_their_trend(tmp_path: Path) -> None:
         header={"start_unix_ns": START_UNIX_NS + 3600 * SECOND},
     )
     make_run(tmp_path / "eval", num_steps=40)
-    done = CliRunner().invoke(main, ["ls", str(tmp_path), "--job", "train", "--trend", "--json"])
+    done = invoke("ls", tmp_path, "--job", "train", "--trend", "--json")
     first, second = json.loads(done.stdout)["runs"]
     assert first["job"] == second["job"] == "train"
     assert "unavailable" in first["regression"]
     assert second["regression"]["is_slower"]
-    done = CliRunner().invoke(main, ["ls", str(tmp_path), "--search", "eval finished"])
+    done = invoke("ls", tmp_path, "--search", "eval finished")
     assert len(done.stdout.splitlines()) == 2
     assert replace(make_listing(1, 1)).path == "runs/train/1"

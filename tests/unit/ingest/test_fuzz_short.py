@@ -1,17 +1,21 @@
-"""A short run of the fuzz target, so that it cannot rot; the long one is in benchmarks/results."""
+"""Short runs of the fuzz targets, so that they cannot rot; the long ones are in
+benchmarks/results."""
 
-import importlib.util
-from pathlib import Path
+import pytest
 
-FUZZ = Path(__file__).parents[2] / "fuzz" / "fuzz_trace.py"
+from fuzz import fuzz_snapshot, fuzz_trace
+from meshscope.ingest.snapshot import snapshot_native
 
 
 def test_damaged_traces_end_in_an_error_or_a_partial_result():
-    spec = importlib.util.spec_from_file_location("fuzz_trace", FUZZ)
-    assert spec is not None
-    assert spec.loader is not None
-    fuzz = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fuzz)
-    found = fuzz.run(seed=7, inputs=1_500)
+    found = fuzz_trace.run(seed=7, inputs=1_500)
     assert found["failures"] == []
     assert sum(found["ended"].values()) == 1_500
+
+
+@pytest.mark.skipif(snapshot_native.load_library() is None, reason="no compiler here")
+def test_damaged_snapshots_give_the_same_in_both_readers():
+    found = fuzz_snapshot.run(seed=7, inputs=600, library=None)
+    assert found["failures"] == []
+    assert found["ended"]["rows"] > 100
+    assert found["ended"]["refused"] > 5

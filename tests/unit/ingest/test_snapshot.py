@@ -5,12 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
+from command_line import invoke
 from meshscope.analyze.memory.snapshot_peak import compose_peak, replay_device
 from meshscope.analyze.memory.snapshot_sites import find_site
 from meshscope.analyze.memory.snapshot_summary import measure_fragmentation, summarize_snapshot
-from meshscope.cli import main
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
 from meshscope.ingest.snapshot.snapshot import read_snapshot
@@ -330,11 +329,11 @@ def test_an_out_of_memory_event_counts_as_a_failure(tmp_path):
 
 def test_the_command_line(tmp_path):
     path = write(tmp_path / "s.pickle", make_snapshot())
-    text = CliRunner().invoke(main, ["snapshot", str(path)], catch_exceptions=False)
+    text = invoke("snapshot", path, catch_exceptions=False)
     assert text.exit_code == 0
     assert "19.0 MiB" in text.output
     assert "gpt.py:10 forward" in text.output
-    found = json.loads(CliRunner().invoke(main, ["snapshot", str(path), "--json"]).stdout)
+    found = json.loads(invoke("snapshot", path, "--json").stdout)
     [device] = found["snapshot"]["devices"]
     assert device["peak_bytes"] == 19 * MIB
     assert device["actions"] == {
@@ -347,9 +346,9 @@ def test_the_command_line(tmp_path):
     assert sum(device["modules_bytes"].values()) == 19 * MIB
     assert device["course"][2]["categories_bytes"] == device["categories_bytes"]
     assert device["fragmentation"]["free_in_used_segments_bytes"] == 5 * MIB
-    assert CliRunner().invoke(main, ["snapshot", str(path), "--device", "7"]).exit_code == 2
+    assert invoke("snapshot", path, "--device", "7").exit_code == 2
     bad = tmp_path / "bad.pickle"
     bad.write_bytes(b"cos\nsystem\n.")
-    failed = CliRunner().invoke(main, ["snapshot", str(bad)])
+    failed = invoke("snapshot", bad)
     assert failed.exit_code == 3
     assert len(failed.stderr.strip().splitlines()) == 1

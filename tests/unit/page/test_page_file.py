@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import make_run
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.core.layout import Layout
 from meshscope.errors import MeshscopeError
 from meshscope.page import file as page_file
@@ -112,10 +111,6 @@ def test_redacted_names_no_host_path_or_argument(tmp_path):
     assert data["ranks"][0]["host"] == "host 1"
     assert data["report"]["run"]["argv"] == []
     assert data["report"]["budget"] == read_data(plain)["report"]["budget"]
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def test_report_writes_it_beside_the_text_or_instead(tmp_path):

@@ -3,17 +3,15 @@
 import json
 import re
 
-from click.testing import CliRunner
-
+from command_line import invoke
 from meshscope.analyze.rank.not_in_traces import NO_COST, NO_DROPPED, NO_END
-from meshscope.cli import main
 from strange_traces import plain
 from trace_builders import write_traces
 
 
 def make_page(traces):
     page = traces.parent / "page.html"
-    done = CliRunner().invoke(main, ["report", str(traces), "--html", str(page)])
+    done = invoke("report", traces, "--html", page)
     assert done.exit_code == 0, done.output
     text = page.read_text(encoding="utf-8")
     found = re.search(r'id="meshscope-data">(.*?)</script>', text, re.DOTALL)
@@ -43,7 +41,7 @@ def test_between_pieces_of_work_a_device_idles(tmp_path):
 def test_ranks_have_a_trace_and_are_not_said_to_have_finished(tmp_path):
     *_, last = write_traces(tmp_path / "traces", num_ranks=4, num_steps=4)
     last.unlink()
-    done = CliRunner().invoke(main, ["report", str(tmp_path / "traces"), "--section", "run"])
+    done = invoke("report", tmp_path / "traces", "--section", "run")
     assert "3 of 4 have a trace" in done.output
     assert "finished" not in done.output
 
@@ -64,7 +62,7 @@ def test_nothing_is_said_of_a_recorder(tmp_path):
         assert health[name] == {"unavailable": NO_COST}
     assert health["num_dropped"] == {"unavailable": NO_DROPPED}
     assert health["is_complete"]
-    done = CliRunner().invoke(main, ["report", str(tmp_path / "traces"), "--all"])
+    done = invoke("report", tmp_path / "traces", "--all")
     assert "The traces themselves" in done.output
     assert "recorder" not in done.output
     assert "RSS" not in done.output

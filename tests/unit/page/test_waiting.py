@@ -1,10 +1,9 @@
 """A stuck job: the tree of who waits for whom, and that its report and page lead with it."""
 
 import pytest
-from click.testing import CliRunner
 
+from command_line import invoke
 from hang_builders import Job
-from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.page.document import describe_page
 from meshscope.page.file import encode_page
@@ -47,5 +46,5 @@ def test_the_page_leads_with_the_hang(stuck):
 
 
 def test_the_report_leads_with_the_hang(stuck):
-    lines = CliRunner().invoke(main, ["report", str(stuck)]).stdout.splitlines()
+    lines = invoke("report", stuck).stdout.splitlines()
     assert lines[0].startswith("Rank 3 (dp1.tp1) has not entered all_reduce")

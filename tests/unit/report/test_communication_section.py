@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
 from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run, table_path
+from command_line import invoke
 from communication_builders import Job, operation_words
-from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
@@ -455,7 +454,7 @@ def test_the_flag_shows_the_section_in_full(tmp_path):
     make_late_run(tmp_path / "run")
 
     def text_of(*flags):
-        result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), *flags])
+        result = invoke("report", tmp_path / "run", *flags)
         assert result.exit_code == 0, result.output
         return result.stdout
 

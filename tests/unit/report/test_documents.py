@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from builders import Faults, make_run
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.report.documents import DOCUMENTS
@@ -62,7 +61,7 @@ def folder(tmp_path_factory):
 )
 def test_a_document_is_what_its_schema_says(folder, arguments, name):
     given = [argument.format(folder) for argument in arguments]
-    result = CliRunner().invoke(main, [*given, "--json"], catch_exceptions=False)
+    result = invoke(*given, "--json", catch_exceptions=False)
     document = json.loads(result.stdout)
     check(document, name)
 
@@ -87,5 +86,5 @@ def make_empty_run(path: Path) -> Path:
 @pytest.mark.parametrize("options", [(), ("--no-diagnosis",)])
 def test_a_report_is_what_its_schema_says(tmp_path, make, options):
     run = make(tmp_path / "run")
-    result = CliRunner().invoke(main, ["report", str(run), "--json", *options])
+    result = invoke("report", run, "--json", *options)
     check(json.loads(result.stdout), "meshscope-report")

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from builders import (
     MS,
@@ -19,12 +18,12 @@ from builders import (
     put_span,
     put_step,
 )
+from command_line import invoke
 from meshscope.analyze.budget.budget import measure_budget
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.compare.compare_loss import Tolerance, compare_loss
 from meshscope.analyze.timeline.timeline import Timeline, build_timeline
 from meshscope.analyze.training.convergence import LossCourse, analyze_convergence
-from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
@@ -303,7 +302,7 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path, value):
         num_steps=30,
         scalars={"loss": lambda rank, step: value if step >= 20 else 5 - step / 10},
     )
-    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    done = invoke("report", tmp_path)
     assert done.exit_code == 0, done.output
     assert "CV001" in done.output
 
@@ -311,6 +310,6 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path, value):
 def test_five_thousand_steps_fit_the_width_of_a_terminal(tmp_path):
     # Seen there: one glyph per step, a line of 15 kB.
     make_run(tmp_path, num_steps=5000, scalars={"loss": lambda rank, step: 5 - step / 2000})
-    done = CliRunner().invoke(main, ["report", str(tmp_path), "--all"], env={"COLUMNS": "100"})
+    done = invoke("report", tmp_path, "--all", env={"COLUMNS": "100"})
     assert done.exit_code == 0, done.output
     assert find_widest(done.output, but=tmp_path) <= 100

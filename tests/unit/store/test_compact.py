@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import flip_byte
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.errors import UsageError
 from meshscope.store.read import compact
 from meshscope.store.read.columns import Columns, Problem, ProblemKind
@@ -216,7 +215,7 @@ def test_the_file_says_its_version_and_units(tmp_path: Path) -> None:
 
 def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     write(tmp_path, 0, {"steps": steps(5)})
-    result = CliRunner().invoke(main, ["compact", str(tmp_path), "--remove-raw"])
+    result = invoke("compact", tmp_path, "--remove-raw")
     assert result.exit_code == 0, result.output
     assert "1 recordings, 5 rows" in result.output
     np.testing.assert_array_equal(

@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import make_run
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.store.read.files import MAX_FILE_BYTES, open_text, read_file, read_file_end
 from meshscope.store.read.run import open_run
 from meshscope.store.read.tail import read_last_records
@@ -52,7 +51,7 @@ def test_a_table_that_is_a_hole_is_a_problem_of_its_rank(tmp_path: Path, size_by
     with table.open("r+b") as file:
         file.truncate(size_bytes)
     start = time.monotonic()
-    result = CliRunner().invoke(main, ["report", str(run_dir), "--all"])
+    result = invoke("report", run_dir, "--all")
     assert isinstance(result.exception, SystemExit | None)
     assert "are on disk" in result.output
     assert time.monotonic() - start < 30

@@ -4,9 +4,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.store.read.query import connect, open_planner
 from meshscope.store.read.query_plan import plan_scans
 from meshscope.store.read.recording import FolderRecording
@@ -151,6 +150,6 @@ def test_columns_that_nobody_asks_for_are_not_kept(run_dir: Path) -> None:
 def test_a_wrong_query_is_refused_before_anything_is_read(
     run_dir: Path, reads: list[tuple[int, str]], query: str
 ) -> None:
-    done = CliRunner().invoke(main, ["sql", str(run_dir), query])
+    done = invoke("sql", run_dir, query)
     assert done.exit_code == 2, done.output
     assert reads == []

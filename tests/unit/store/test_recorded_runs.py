@@ -6,9 +6,8 @@ import zlib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from meshscope.cli import main
+from command_line import invoke
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import SCHEMA_VERSION, TABLES
 
@@ -38,7 +37,7 @@ def read_tables(run_dir: Path) -> dict[str, dict[str, list[int]]]:
 
 def read_report(run_dir: Path) -> dict[str, object]:
     """The numbers of a report that rest on nothing but the recording."""
-    done = CliRunner().invoke(main, ["report", str(run_dir), "--json", "--warmup", "1"])
+    done = invoke("report", run_dir, "--json", "--warmup", "1")
     assert done.exit_code == 0
     report = json.loads(done.stdout)
     communication = report["communication"]

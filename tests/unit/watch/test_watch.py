@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from builders import MS, START_MONO_NS, make_writer, put_scalar, put_step
+from command_line import invoke
 from hang_builders import Job as StuckJob
 from late_runs import LateRun, noisy
-from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.page.heat.cells import METRICS
@@ -230,7 +229,7 @@ def test_keys(tmp_path):
 def test_without_a_terminal_there_is_one_line(tmp_path):
     path = record(tmp_path / "run", num_steps=12)
     for flags in (["--once"], ["--plain"], []):
-        result = CliRunner().invoke(main, ["watch", str(path), *flags])
+        result = invoke("watch", path, *flags)
         assert result.exit_code == 0, result.output
         (line,) = result.output.splitlines()
         assert " run finished step 11 " in line
@@ -238,5 +237,5 @@ def test_without_a_terminal_there_is_one_line(tmp_path):
 
 
 def test_a_path_that_is_no_run_is_one_line(tmp_path):
-    result = CliRunner().invoke(main, ["watch", str(tmp_path / "nothing")])
+    result = invoke("watch", tmp_path / "nothing")
     assert (result.exit_code, len(result.output.splitlines())) == (3, 1)
