@@ -12,7 +12,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshscope.core.schedule import Action
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.engine import (
     ModelConfig,
@@ -52,7 +50,6 @@ from meshscope.engine.data_parallel.torch_ddp import (
     DataParallel,
     ReducedDataParallel,
     TorchDdp,
-    find_last_backwards,
 )
 from meshscope.engine.memory.strategy import make_memory_strategy
 from meshscope.engine.model.dtensor_parallel import (
@@ -61,7 +58,8 @@ from meshscope.engine.model.dtensor_parallel import (
     parallelize_stage,
     reduce_partial_gradients,
 )
-from meshscope.engine.pipeline.pipeline import NoRecorder, PipelineExecutor
+from meshscope.engine.pipeline.pipeline import PipelineExecutor
+from meshscope.engine.step_actions import StepActions
 from meshscope.engine.update.gradient_norm import clip_gradient_norm, sync_tied_gradients
 from meshscope.errors import UsageError
 
@@ -209,19 +207,6 @@ def make_parallel(case: Case, stages: dict[int, Stage]) -> DataParallel:
     return FullyShardedDataParallel(stages, dp, zero_stage=int(case.data_parallel[-1]))
 
 
-class Announcer(NoRecorder):
-    """Tells data parallel of the last backwards."""
-
-    def __init__(self, parallel: DataParallel, last: Mapping[Action, int]) -> None:
-        self._parallel, self._last = parallel, last
-
-    @contextmanager
-    def run(self, action: Action) -> Iterator[None]:
-        if action in self._last:
-            self._parallel.start_last_backward(self._last[action])
-        yield
-
-
 def run_case(case: Case) -> Found:
     mesh = get_mesh(case)
     pp_rank, dp_rank = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
@@ -231,13 +216,13 @@ def run_case(case: Case) -> Found:
         for index in schedule.stages_of(pp_rank)
     }
     parallel = make_parallel(case, stages)
-    last = find_last_backwards(schedule, pp_rank) if case.announces else {}
+    actions = StepActions(schedule, stages, parallel)
     executor = PipelineExecutor(
         schedule,
         parallel.modules,
         mesh.get_group("pp") if case.pp > 1 else None,
         hidden_shape=next(iter(stages.values())).hidden_shape(MICROBATCH_SIZE),
-        record=Announcer(parallel, last),
+        record=actions if case.announces else None,
     )
     own = slice(dp_rank * case.num_microbatches, (dp_rank + 1) * case.num_microbatches)
     reference = REFERENCES[case.model, case.dp, case.num_microbatches]
@@ -255,7 +240,7 @@ def run_case(case: Case) -> Found:
         for loss, right in zip(evaluated, expected if evaluated else [], strict=True):
             found.evaluation_difference = max(found.evaluation_difference, abs(loss - right))
         optimizer.zero_grad()
-        parallel.start_accumulating()
+        actions.begin_step()
         losses = [loss.item() for loss in executor.run_step(microbatches)]
         parallel.finish()
         found.losses.append(losses)
@@ -355,11 +340,12 @@ def count_fsdp_collectives(zero_stage: int, mesh: DeviceMesh) -> dict[str, int]:
     stage = build_stage(PLAIN.model, seed=SEED)
     parallel = FullyShardedDataParallel({0: stage}, mesh, zero_stage=zero_stage)
     schedule = build_schedule("gpipe", 1, NUM_MICROBATCHES)
-    last = find_last_backwards(schedule, 0)
-    executor = PipelineExecutor(schedule, {0: stage}, record=Announcer(parallel, last))
+    actions = StepActions(schedule, {0: stage}, parallel)
+    executor = PipelineExecutor(schedule, {0: stage}, record=actions)
     microbatches = make_microbatches(NUM_MICROBATCHES)
 
     def step() -> None:
+        actions.begin_step()
         executor.run_step(microbatches)
         parallel.finish()
 

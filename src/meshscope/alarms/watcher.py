@@ -104,7 +104,6 @@ class Watcher:
         self._moment: Moment | None = None
         self.book = AlarmBook(settings.alarms)
         self._screening: Screening | None = None
-        self._started_s = clock()
         self._moved_s = clock()
         self._wait_s = settings.watch.every_s
         share = settings.watch.cpu_share

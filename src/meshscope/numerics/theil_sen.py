@@ -32,8 +32,6 @@ class Line:
     """Of the points about the line: 1.4826 times the median absolute deviation."""
     slope_error: float
     """Three standard errors."""
-    center: float
-    """Mean of x, where the line is known best."""
     num_points: int
 
 
@@ -81,6 +79,5 @@ def fit_line(x: Floats, y: Floats) -> Line | None:
         slope=slope,
         spread=spread,
         slope_error=_NUM_SIGMAS * _INEFFICIENCY * spread / width if width > 0 else np.inf,
-        center=float(np.mean(x)),
         num_points=len(x),
     )

@@ -217,7 +217,7 @@ def test_without_faults_nothing_is_touched() -> None:
     injector.watch_groups({})
     injector.attach({0: stage})
     record = ActionLog()
-    assert not injector.is_active
+    assert not injector.faults
     assert injector.wrap_recorder(record) is record
     assert injector.phase("forward") is injector.action(ActionKind.FORWARD, 0, 0)
     assert dict(vars(dist.ProcessGroup)) == methods

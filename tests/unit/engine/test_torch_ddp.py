@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,14 +10,14 @@ from tests.unit.engine.fake_group import FakeGroup  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from meshscope.core.schedule import ActionKind  # noqa: E402
+from meshscope.core.schedule import Action, ActionKind, Schedule  # noqa: E402
 from meshscope.core.schedule_builders import build_schedule  # noqa: E402
 from meshscope.engine.data_parallel.limits import find_ddp_problems  # noqa: E402
 from meshscope.engine.data_parallel.torch_ddp import (  # noqa: E402
     ReducedDataParallel,
     TorchDdp,
-    find_last_backwards,
 )
+from meshscope.engine.step_actions import StepActions  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 
@@ -48,11 +49,24 @@ def test_problems_are_all_named_and_a_plain_configuration_has_none() -> None:
     ]
 
 
+def list_announced(schedule: Schedule, rank: int) -> dict[Action, int]:
+    """The stages whose last backward data parallelism is told of, by the action that it is."""
+    told: list[int] = []
+    parallel = SimpleNamespace(start_accumulating=told.clear, start_last_backward=told.append)
+    actions = StepActions(schedule, dict.fromkeys(schedule.stages_of(rank)), parallel)
+    actions.begin_step()
+    found = {}
+    for action in schedule.actions[rank]:
+        with actions.run(action):
+            found |= {action: told.pop()} if told else {}
+    return found
+
+
 def test_last_backwards_are_those_after_which_a_stage_runs_none() -> None:
     for name in ("gpipe", "1f1b", "interleaved_1f1b"):
         schedule = build_schedule(name, 2, 4)
         for rank in range(2):
-            last = find_last_backwards(schedule, rank)
+            last = list_announced(schedule, rank)
             assert sorted(last.values()) == list(schedule.stages_of(rank))
             row = schedule.actions[rank]
             for action, stage in last.items():
@@ -62,7 +76,7 @@ def test_last_backwards_are_those_after_which_a_stage_runs_none() -> None:
 
 
 def test_with_weight_gradients_apart_nothing_is_announced() -> None:
-    assert find_last_backwards(build_schedule("zb_h1", 2, 4), 0) == {}
+    assert list_announced(build_schedule("zb_h1", 2, 4), 0) == {}
 
 
 def run_backward(stage: nn.Module) -> None:

@@ -35,13 +35,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from meshscope.core.schedule import Action, ActionKind, Schedule
 from meshscope.engine.data_parallel.data_parallel import (
     DEFAULT_BUCKET_BYTES,
     GradientReducer,
     ReducerStatistics,
 )
-from meshscope.engine.data_parallel.limits import find_ddp_problems, has_weight_grads
+from meshscope.engine.data_parallel.limits import find_ddp_problems
 from meshscope.engine.model.tensor_regions import Group, drop_single
 from meshscope.errors import UsageError
 
@@ -88,17 +87,6 @@ class DataParallel(Protocol):
 
     def close(self) -> None:
         """Removes its hooks."""
-
-
-def find_last_backwards(schedule: Schedule, rank: int) -> dict[Action, int]:
-    """Before which of a pipeline rank's actions to call `start_last_backward`, with which stage.
-
-    Where weight gradients are computed apart there is none: `finish` sends everything.
-    """
-    if has_weight_grads(schedule):
-        return {}
-    last = {a.stage: a for a in schedule.actions[rank] if a.kind is ActionKind.BACKWARD}
-    return {action: stage for stage, action in last.items()}
 
 
 class ReducedDataParallel:

@@ -140,11 +140,6 @@ class FaultInjector:
         self._undo: list[Callable[[], object]] = []
 
     @property
-    def is_active(self) -> bool:
-        """Whether this rank has faults."""
-        return bool(self.faults)
-
-    @property
     def is_waiting(self) -> bool:
         """Whether this rank has faults in this step."""
         return bool(self._due)
