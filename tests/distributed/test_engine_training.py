@@ -4,9 +4,7 @@
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ pytest.importorskip("torch", reason="the engine trains with torch")
 from tests.distributed.engine_training import NUM_STEPS, SAVED_STEP, TOML
 from tests.distributed.run_program import run_program
 
+from ended_process import run_process
 from meshscope.cli import main
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import build_schedule
@@ -433,7 +432,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(folder: Path, tmp_path: Path
     (tmp_path / "train.toml").write_text(TOML, encoding="utf-8")
     tokens = (folder / "curves" / "tokens.bin").read_bytes()
     (tmp_path / "tokens.bin").write_bytes(tokens)
-    done = subprocess.run(
+    done = run_process(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
             *("--max-restarts", "1", "--master-port", str(20_000 + time.time_ns() % 9_000)),
@@ -442,11 +441,6 @@ def test_torchrun_restarts_from_the_last_checkpoint(folder: Path, tmp_path: Path
             *("--fault", "crash rank=1 steps=8 how=SIGKILL"),
         ],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     plain = read(folder / "curves" / "plain.json")["llama"]["loss"]

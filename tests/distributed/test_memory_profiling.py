@@ -6,12 +6,12 @@ own. A run beyond its limits is therefore made again, up to `MAX_ATTEMPTS` times
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ended_process import run_process
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.analyze.prediction import check_prediction
 from meshscope.analyze.study import Study
@@ -52,7 +52,7 @@ for _ in range(4):
 
 def run_meshscope(*arguments):
     command = [sys.executable, "-m", "meshscope", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_process(command, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stderr
 

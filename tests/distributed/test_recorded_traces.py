@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 
 import recorded_traces
 import trace_oracle
+from ended_process import run_process
 from meshscope.cli import main
 from recorded_traces import PROGRAMS, Program
 
@@ -39,7 +39,7 @@ def count_flops(rows: list[dict[str, Any]]) -> int:
 def test_a_recording_says_what_the_program_did(tmp_path: Path, program: Program) -> None:
     folder = tmp_path / "given"
     command = [sys.executable, recorded_traces.__file__, program.name, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    done = run_process(command, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     files = sorted(folder.rglob("*.json"))
     assert len(files) == program.num_files

@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import runpy
-import subprocess
 import sys
 import tomllib
 from collections import defaultdict
@@ -17,6 +16,7 @@ pytest.importorskip("torch", reason="the engine trains with torch")
 
 from tests.docs.engine_traffic import CASES, DEGREES, MODEL
 
+from ended_process import run_process
 from meshscope.core.config import train_config
 from meshscope.core.schedule_builders import BUILDERS
 from meshscope.engine.config.problems import find_problems
@@ -201,13 +201,7 @@ def flatten(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 @pytest.fixture(scope="module")
 def traffic(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("traffic")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.engine_traffic", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_process([sys.executable, "-m", "tests.docs.engine_traffic", str(folder)], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

@@ -1,14 +1,13 @@
 """What the README and the recorder's pages show runs, and says what the benchmarks found."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ended_process import run_process
 from meshscope.cli import COMMANDS
 from meshscope.store.read.run import open_run
 
@@ -64,13 +63,7 @@ def ran(tmp_path_factory):
     folders = {name: tmp_path_factory.mktemp("snippet") for name in SNIPPETS}
     for name, folder in folders.items():
         (folder / "program.py").write_text(PROGRAM + SNIPPETS[name], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, *map(str, folders.values())],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_process([sys.executable, "-c", RUN_ALL, *map(str, folders.values())], check=True)
     codes = [int(line) for line in done.stdout.split()]
     return {
         name: (folder, code) for (name, folder), code in zip(folders.items(), codes, strict=True)

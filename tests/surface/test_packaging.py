@@ -2,11 +2,12 @@
 
 import importlib.util
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from ended_process import run_process
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -21,9 +22,7 @@ def build():
 
 
 def test_everything_that_is_tracked_is_in_the_source_distribution():
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False
-    )
+    listed = run_process(["git", "-C", str(ROOT), "ls-files"])
     if listed.returncode:
         pytest.skip("not in a git work tree: this is what was distributed")
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]

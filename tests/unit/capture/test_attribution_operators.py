@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ended_process import run_process
 from meshscope.capture.guard import Guard
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.profiling import profiled_step
@@ -345,7 +346,6 @@ def test_the_automatic_profile_waits_until_nothing_is_traced():
 
 
 def test_the_compiler_is_not_imported_for_it():
-    import subprocess
 
     program = (
         "import sys, torch\n"
@@ -358,5 +358,5 @@ def test_the_compiler_is_not_imported_for_it():
         "profile.end_step()\n"
         "assert not guard.counts and 'torch._dynamo' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_process([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr

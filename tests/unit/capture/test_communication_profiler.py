@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ended_process import run_process
 from fake_clock import FakeClock
 from meshscope.capture.communication import (
     CommunicationConfig,
@@ -1120,9 +1121,9 @@ def test_the_page_about_it_shows_what_runs(tmp_path):
     snippets = re.findall(r"<!-- runnable -->\n```python\n(.*?)```", page, flags=re.DOTALL)
     assert snippets
     for code in snippets:
-        done = subprocess.run(
+        done = run_process(
             [sys.executable, "-c", code],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
+            cwd=tmp_path,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
     for name in CommunicationConfig.__dataclass_fields__:

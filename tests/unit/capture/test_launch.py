@@ -13,6 +13,7 @@ from threading import Barrier
 
 import pytest
 
+from ended_process import run_process
 from meshscope.capture.launching.launch import (
     BOOT_DIR,
     SOURCE_DIR,
@@ -351,9 +352,7 @@ def run_booted(
     )
     if source is not None:
         env["MESHSCOPE_SOURCE"] = str(source)
-    return subprocess.run(
-        [BARE_PYTHON, *options, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
+    return run_process([BARE_PYTHON, *options, "-c", code], env=env)
 
 
 def test_recording_begins_when_torch_has_been_imported_to_its_end(tmp_path: Path) -> None:
@@ -499,12 +498,9 @@ sys.argv[0] = "meshscope.capture"
 runpy.run_module("meshscope.capture", run_name="__main__")
 """
     arguments = ["-o", str(tmp_path / "run"), "--layout", "dp=1", "--", "sh", "-c", "exit 3"]
-    done = subprocess.run(
+    done = run_process(
         [BARE_PYTHON, "-c", code, *arguments],
         env={"PYTHONPATH": str(SOURCE_DIR), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 3
     assert "the command ended with exit code 3" in done.stderr
@@ -515,7 +511,7 @@ runpy.run_module("meshscope.capture", run_name="__main__")
 def test_nothing_recorded_names_the_option_that_kept_us_out(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "meshscope.capture", "-o", str(tmp_path / "run"), "--"]
     command = [*launcher, sys.executable, "-I", "-c", "pass"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_process(command)
     assert done.returncode == 0
     assert "nothing was recorded: python -I ignores" in done.stderr
 
@@ -523,7 +519,7 @@ def test_nothing_recorded_names_the_option_that_kept_us_out(tmp_path: Path) -> N
 def test_a_run_that_the_command_deletes_is_said_to_be_deleted(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "meshscope.capture", "-o", str(tmp_path / "run"), "--"]
     command = [*launcher, "rm", "-r", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_process(command)
     assert done.returncode == 0
     assert done.stderr.endswith("run was deleted while the command ran\n")
 
@@ -533,7 +529,7 @@ def test_a_command_that_cannot_start_leaves_no_run_behind(tmp_path: Path) -> Non
     (tmp_path / "given").mkdir()
     for name in ("made", "given"):
         command = [*launcher, str(tmp_path / name), "--", "no-such-program"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_process(command)
         assert done.returncode == 127
         assert "no-such-program: command not found" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
@@ -541,7 +537,7 @@ def test_a_command_that_cannot_start_leaves_no_run_behind(tmp_path: Path) -> Non
 
 def test_usage_errors_have_the_documented_exit_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "meshscope.capture", "--layout", "dp=zero", "--", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run_process(command, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("meshscope: ")
     assert list(tmp_path.iterdir()) == []

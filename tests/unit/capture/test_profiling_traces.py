@@ -2,15 +2,14 @@
 
 import gzip
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ended_process import run_process
 from meshscope.store.read.run import open_run
 from meshscope.store.read.trace_windows import TraceWindow, windows_of
 
@@ -25,14 +24,7 @@ TENSORBOARD = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(\.gz)?$")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for attempt in range(3):
         folder = tmp_path_factory.mktemp(f"windows{attempt}")
-        done = subprocess.run(
-            [sys.executable, str(PROGRAM), str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        done = run_process([sys.executable, str(PROGRAM), str(folder)], timeout=120)
         # Torch's profiler itself has crashed here (2.13); see `capture/profiling/torch_window`.
         if done.returncode != -signal.SIGSEGV:
             break

@@ -12,6 +12,7 @@ import pytest
 from recorded import finish, read_recorded
 
 import meshscope
+from ended_process import run_process
 from meshscope.capture import default
 from meshscope.capture.config import read_off
 from meshscope.capture.recorder import Recorder, RecorderConfig
@@ -468,11 +469,8 @@ print("trained to the end", rec.current_step, rec.guard.num_errors)
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(DISK_FULL), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_process(
+        [sys.executable, "-c", textwrap.dedent(DISK_FULL), str(tmp_path / "run")], check=True
     )
     assert done.stdout.startswith("trained to the end 20000 ")
     rank = open_run(tmp_path / "run").last_attempt.ranks[0]
@@ -497,11 +495,8 @@ def test_nothing_is_imported_that_a_cluster_image_may_lack(tmp_path):
     assert "torch" not in sys.modules
     print(rec.failure or "recorded")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_process(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], check=True
     )
     assert done.stdout == "recorded\n"
     assert len(read_recorded(tmp_path / "run").steps) == 1
@@ -516,11 +511,9 @@ def test_provenance_says_what_ran_and_keeps_secrets_out(tmp_path):
         pass
     """
     arguments = [str(tmp_path / "run"), "--api-key", "hunter2", "--token=hunter2", "--lr", "3"]
-    done = subprocess.run(
+    done = run_process(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", "WANDB_API_KEY": "hunter2"},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert done.stderr == ""

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ended_process import run_process
 from hang_builders import CONNECTION_LOST, Job, JobGroup
 from meshscope.cli import main
 from meshscope.core.layout import Layout
@@ -261,12 +261,7 @@ def test_dumps_of_the_flight_recorder_add_evidence(tmp_path, waiter, sleeper):
 def test_it_loads_neither_torch_nor_duckdb(tmp_path, waiter, sleeper, flags, not_needed):
     make_stuck(tmp_path / "run", waiter, sleeper)
     command = [sys.executable, "-X", "importtime", "-m", "meshscope", "hang", *flags]
-    done = subprocess.run(
-        [*command, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_process([*command, str(tmp_path / "run")])
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert done.returncode == 5
     assert not names & not_needed

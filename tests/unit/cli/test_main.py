@@ -7,6 +7,7 @@ import pytest
 
 from builders import make_run
 from command_line import invoke
+from ended_process import run_process
 from meshscope import __version__
 from meshscope.cli import COMMANDS, main
 from meshscope.errors import LayoutError, RunEmpty, UsageError
@@ -87,17 +88,14 @@ def test_help_lists_every_command_and_the_exit_codes():
 @pytest.mark.parametrize("command", ["import meshscope", "from meshscope.cli import main"])
 def test_imports_stay_light(command):
     code = f"{command}\nimport sys\nprint(sorted({{m.partition('.')[0] for m in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_process([sys.executable, "-c", code], check=True)
     loaded = set(eval(done.stdout))
     assert not loaded & {"torch", "duckdb", "numpy", "rich", "msgspec"}
 
 
 def test_help_imports_little_and_nothing_heavy():
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "meshscope", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_process(
+        [sys.executable, "-X", "importtime", "-m", "meshscope", "--help"], check=True
     )
     rows = [line.split("|") for line in done.stderr.splitlines() if line.startswith("import time:")]
     names = {row[2].strip() for row in rows[1:]}

@@ -1,10 +1,11 @@
 """numpy as commands load it: no further thread, and the environment as it was."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from ended_process import run_process
 
 PROGRAM = """
 import os, sys
@@ -24,7 +25,5 @@ def test_numpy_is_loaded_without_threads(asked) -> None:
     env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
     if asked is not None:
         env["OPENBLAS_NUM_THREADS"] = asked
-    said = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=env, check=True, capture_output=True, text=True
-    )
+    said = run_process([sys.executable, "-c", PROGRAM], env=env, check=True)
     assert said.stdout.split() == ["True", "1"]

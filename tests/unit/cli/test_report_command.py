@@ -11,6 +11,7 @@ import pytest
 
 from builders import MS, Faults, make_run
 from command_line import invoke
+from ended_process import run_process
 from meshscope.cli.terminal_screen import tell_work
 from meshscope.core.layout import Layout
 from meshscope.pool.pool import progress
@@ -213,12 +214,8 @@ def run_without_privileges(*arguments: object) -> subprocess.CompletedProcess[st
         "    os.setegid(65534); os.seteuid(65534)\n"
         "main(sys.argv[1:], prog_name='meshscope')\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "100"},
+    return run_process(
+        [sys.executable, "-c", code, *map(str, arguments)], env={**os.environ, "COLUMNS": "100"}
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ended_process import run_process
 from meshscope.cli import main
 from meshscope.store.read.run import open_run
 
@@ -22,14 +23,10 @@ def invoke(*arguments, **env):
 
 
 def run(*arguments, cwd, **env):
-    return subprocess.run(
+    return run_process(
         [sys.executable, "-m", "meshscope", "train", *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
 
 
@@ -41,7 +38,7 @@ def test_help_needs_no_torch():
         "import sys\nsys.modules['torch'] = None\nfrom meshscope.cli import main\n"
         "main(['train', '--help'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_process([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     assert "CONFIG.toml" in done.stdout
 
@@ -51,7 +48,7 @@ def test_without_torch_it_says_what_to_install():
         "import sys\nsys.modules['torch'] = None\nfrom meshscope.cli import main\n"
         f"main(['train', {str(EXAMPLE)!r}])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_process([sys.executable, "-c", code])
     assert (done.returncode, done.stderr) == (
         4,
         "meshscope: this command needs torch, which is not installed; "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ended_process import run_process
 from meshscope.engine.launch.local_ranks import count_threads, find_host_memory_bytes, probe_devices
 
 ROOT = Path(__file__).parents[3]
@@ -19,14 +20,7 @@ PROGRAM = [sys.executable, "-m", "tests.distributed.engine_local_ranks"]
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run(
-        [*PROGRAM, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_process([*PROGRAM, str(folder)], cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     return folder, json.loads((folder / "results.json").read_text())
 

@@ -1,12 +1,11 @@
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from ended_process import run_process
 from meshscope.engine.launch.rendezvous import (
     _find_master,
     _find_place,
@@ -125,18 +124,13 @@ def test_a_port_must_be_one(port):
 @pytest.mark.slow
 def test_restarted_by_torchrun_ranks_meet_again(tmp_path):
     """Without the prefix gloo reads the dead ranks' addresses and fails or hangs."""
-    done = subprocess.run(
+    done = run_process(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"),
             *("-m", "tests.distributed.engine_rendezvous", str(tmp_path)),
         ],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
@@ -147,14 +141,9 @@ def test_restarted_by_torchrun_ranks_meet_again(tmp_path):
 @pytest.mark.gloo
 def test_what_two_tp_ranks_keep_is_as_estimated(tmp_path):
     """Here, not with the estimate's other tests, since it needs ranks."""
-    done = subprocess.run(
+    done = run_process(
         [sys.executable, "-m", "tests.distributed.engine_rendezvous", str(tmp_path), "memory"],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "memory.json").read_text())

@@ -1,7 +1,6 @@
 """The communication part of the report, from recordings with known ground truth."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.cells import cell_len
 from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run, table_path
 from command_line import invoke
 from communication_builders import Job, operation_words
+from ended_process import run_process
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
@@ -441,12 +441,7 @@ def test_the_analysis_is_not_loaded_for_a_run_that_does_not_communicate(tmp_path
         "loaded = [name for name in sys.modules if 'analyze.communication.communication' in name]\n"
         "sys.exit(str(loaded) if loaded else 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_process([sys.executable, "-c", code, str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr
 
 

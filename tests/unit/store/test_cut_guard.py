@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ended_process import run_process
 from meshscope.store.write.native import load_native
 
 TESTS = Path(__file__).parents[2]
@@ -21,13 +22,10 @@ needs_native = pytest.mark.skipif(
 def run_program(text: str, *words: object) -> subprocess.CompletedProcess:
     """In a process of its own: pytest has a handler of its own for the signal."""
     program = "import os, signal, sys\nfrom pathlib import Path\n" + textwrap.dedent(text)
-    return subprocess.run(
+    return run_process(
         [sys.executable, "-c", program, *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ended_process import run_process
 from meshscope.store.read.columns import ProblemKind, TableRead, read_table_file
 from meshscope.store.read.files import file_size, read_file
 from meshscope.store.schema import TABLES
@@ -271,12 +272,7 @@ print(dropped_while_full, writer.num_dropped, writer.error, sep=";")
 @pytest.mark.parametrize("sink", ["mapped", "plain", "append"])
 def test_recording_goes_on_over_a_file_size_limit_and_resumes(tmp_path: Path, sink: str) -> None:
     path = tmp_path / PACK_NAME / "spans.tbl"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK_LOOP, str(path), sink],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_process([sys.executable, "-c", FULL_DISK_LOOP, str(path), sink], check=True)
     while_full, at_end, error = done.stdout.strip().split(";")
     assert int(while_full) > 0
     assert int(at_end) == int(while_full)
@@ -328,12 +324,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, if this process may mount one."""
     point = tmp_path / "small"
     point.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(point)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    mounted = run_process(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(point)])
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
     yield point
@@ -444,9 +435,7 @@ def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path, way:
         print(number)
     """)
     path = tmp_path / PACK_NAME / "spans.tbl"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
-    )
+    done = run_process([sys.executable, "-c", code, str(path)])
     if done.returncode:
         pytest.skip(f"an interrupt hit the script outside the loop: {done.stderr[-200:]}")
     numbers, read = read_numbers(path)

@@ -90,24 +90,8 @@ class FaultLog:
     def __init__(self) -> None:
         self.spans: list[FaultSpan] = []
 
-    def fault(
-        self,
-        kind: str,
-        *,
-        step: int,
-        begin_host_mono_ns: int,
-        end_host_mono_ns: int | None,
-        detail: str,
-    ) -> None:
-        self.spans.append(
-            FaultSpan(
-                kind=kind,
-                step=step,
-                begin_host_mono_ns=begin_host_mono_ns,
-                end_host_mono_ns=end_host_mono_ns,
-                detail=detail,
-            )
-        )
+    def fault(self, kind: str, **fields: Any) -> None:
+        self.spans.append(FaultSpan(kind=kind, **fields))
 
 
 class FaultInjector:
