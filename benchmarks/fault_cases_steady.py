@@ -47,8 +47,28 @@ def list_steady() -> list[Case]:
         *list_models(),
         *list_plain_data_parallel(),
         *list_plain_models(),
+        *list_rooted(),
         *list_healthy(),
     ]
+
+
+def list_rooted() -> list[Case]:
+    """Sums of gradients that go over one rank, whose own delay is the hardest to see."""
+    found = []
+    for via, ranks in (
+        ("root", (1, 2)),
+        ("gathered", (0, 3)),
+        ("along", (1, 3)),
+        ("anyone", (0, 3)),
+    ):
+        program = Program(
+            loop="summed", num_ranks=4, layer_ms=4.0, options={"flat": True, "via": via}
+        )
+        for rank in ranks:
+            truth = replace(slow(rank, "forward"), codes=("ST001", "LT001"))
+            delay = Delay(where="forward", ranks=(rank,), ms=25)
+            found.append(with_delays(f"forward r{rank} with sums {via}", truth, program, delay))
+    return found
 
 
 def list_simple() -> list[Case]:

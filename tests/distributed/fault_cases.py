@@ -267,5 +267,13 @@ def list_plain_torch() -> list[Case]:
             replace(tp, num_steps=20),
             Delay(where="forward", ranks=(2,), ms=50),
         ),
+        with_delays(
+            "plain_root",
+            slow(1, "forward"),
+            Program(
+                loop="summed", num_ranks=3, num_steps=20, options={"flat": True, "via": "root"}
+            ),
+            Delay(where="forward", ranks=(1,), ms=40),
+        ),
         with_delays("torch_stage", slow_stage(1, 1), row, Delay(where="forward", ranks=(1,), ms=7)),
     ]

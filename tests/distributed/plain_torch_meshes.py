@@ -10,6 +10,7 @@ what `Delay` means. `Program.options` says what a program has of the following.
     ballast         floats more in each layer, whose gradients are sent
     unused          floats that no layer uses
     bucket_mb       of DDP;  flat: gradients are summed in one operation, by hand
+    via             how these sums are made, a key of `SUMS`, where it is not an all-reduce
     sync            every microbatch's gradients are summed: no `no_sync`
     rows_of_rank    rows a rank's batches have;  lengths: a seed for random lengths of sequences
     workers         of the loader;  schedule, chunks: of a pipeline
@@ -233,6 +234,7 @@ def build_averaged(program: Program, trouble: Trouble, rank: int) -> Trainee:
 def build_summed(program: Program, trouble: Trouble, rank: int) -> Trainee:
     """Data parallel by hand: a sum for each parameter, or one for all."""
     model = make_layers(program, trouble)
+    add = SUMS[program.options.get("via", "all-reduce")]
 
     def train(batch: Tensor) -> None:
         take_loss(model(batch), trouble).backward()
@@ -240,19 +242,73 @@ def build_summed(program: Program, trouble: Trouble, rank: int) -> Trainee:
     def finish() -> None:
         gradients = [one.grad for one in model.parameters() if one.grad is not None]
         if program.options.get("flat"):
-            sum_flat(gradients)
+            sum_flat(gradients, add=add)
             return
         for gradient in gradients:
-            dist.all_reduce(gradient)
+            add(gradient, None)
 
     return Trainee(model=model, train=train, finish=finish)
 
 
-def sum_flat(gradients: list[Tensor], group: Any = None) -> None:
+Add = Callable[[Tensor, Any], Any]
+"""Sums a tensor over a group, in place."""
+
+
+def sum_flat(gradients: list[Tensor], group: Any = None, add: Add | None = None) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
+    (add or SUMS["all-reduce"])(flat, group)
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def _add_at_root(flat: Tensor, group: Any) -> None:
+    dist.reduce(flat, dst=1, group=group)
+    dist.broadcast(flat, src=1, group=group)
+
+
+def _add_gathered(flat: Tensor, group: Any) -> None:
+    """Rank 0 takes them all and sends the sum back."""
+    count, is_root = dist.get_world_size(group), dist.get_rank(group) == 0
+    parts = [torch.empty_like(flat) for _ in range(count)] if is_root else None
+    dist.gather(flat, parts, dst=0, group=group)
+    total = None if parts is None else [torch.stack(parts).sum(0)] * count
+    dist.scatter(flat, total, src=0, group=group)
+
+
+def _add_along(flat: Tensor, group: Any) -> None:
+    """From rank to rank, and the sum from the last one."""
+    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
+    if rank > 0:
+        came = torch.empty_like(flat)
+        dist.recv(came, rank - 1, group=group)
+        flat += came
+    if rank < last:
+        dist.send(flat, rank + 1, group=group)
+    dist.broadcast(flat, src=last, group=group)
+
+
+def _add_as_they_come(flat: Tensor, group: Any) -> None:
+    """Rank 0 takes what comes, from anyone, and sends the sum to each."""
+    others = range(1, dist.get_world_size(group))
+    if dist.get_rank(group) > 0:
+        dist.send(flat, 0, group=group)
+        dist.recv(flat, 0, group=group)
+        return
+    came = torch.empty_like(flat)
+    for _ in others:
+        dist.recv(came, group=group)
+        flat += came
+    for other in others:
+        dist.send(flat, other, group=group)
+
+
+SUMS: dict[str, Add] = {
+    "all-reduce": lambda flat, group: dist.all_reduce(flat, group=group),
+    "root": _add_at_root,
+    "gathered": _add_gathered,
+    "along": _add_along,
+    "anyone": _add_as_they_come,
+}
 
 
 def build_fully_sharded(program: Program, trouble: Trouble, rank: int) -> Trainee:
