@@ -3,8 +3,8 @@
 The collector's own time is recorded. More is lost in the same steps: the garbage was made just
 before, ranks that collect at once wait for a core, caches are cold and callbacks late, in the next
 step as well (of collections between steps in the one before). All of this shows as work that is
-longer than in the run's other steps. It is removed too where it comes with collections clearly more
-often than without.
+longer than in the run's other steps, and as transfers that are. It is removed too where it comes
+with collections clearly more often than without.
 
 Nothing but the collector's time is removed where nearly every step has a collection (no other steps
 tell what is usual), in phases that are not training (an evaluation may come as often), and in steps
@@ -49,11 +49,47 @@ def remove_collections(timeline: Timeline, collections: Collections) -> tuple[Ed
     most_ns = np.maximum(most_ns, _move(most_ns, shift))
     cells = _Cells(timeline, work)
     like_ns = _MIN_LIKE_RATIO * float(np.median(most_ns[most_ns > 0]))
-    removed = cells.find_long(_mark_beside(collected > 0, shift), like_ns)
+    beside = _mark_beside(collected > 0, shift)
+    removed = cells.find_long(beside, like_ns)
     is_more = cells.sum_by_rank(removed).max(axis=1) > MAX_MORE_RATIO * most_ns
     removed[:, is_more] = 0.0
-    edit = Edit(name="without collections", work_ns=cells.shorten(work, removed))
+    edit = Edit(
+        name="without collections",
+        work_ns=cells.shorten(work, removed),
+        transfer_ns=_shorten_transfers(timeline, beside.any(axis=1) & ~is_more, like_ns),
+    )
     return edit, float(cells.sum_by_rank(removed).max(axis=1).mean())
+
+
+def _shorten_transfers(timeline: Timeline, is_beside: Bools, like_ns: float) -> Int64s | None:
+    """[row]: transfers as usual of their kind where those beside collections are often as much
+    longer as a wait for a core: the threads that move data had none. None where they are not."""
+    if timeline.communication is None or not is_beside.any() or is_beside.all():
+        return None
+    rows = timeline.communication.operations.rows
+    transfer = timeline.communication.row_times.transfer_ns.copy()
+    step = np.minimum(np.searchsorted(timeline.steps, rows.step), len(timeline.steps) - 1)
+    is_kept = timeline.steps[step] == rows.step
+    is_long = np.zeros(len(transfer), dtype=np.bool_)
+    usual = np.zeros(len(transfer))
+    for kind in np.unique(rows.kind[is_kept]).tolist():
+        own = is_kept & (rows.kind == kind)
+        if (own & ~is_beside[step]).any():
+            usual[own] = np.median(transfer[own & ~is_beside[step]])
+            is_long[own] = transfer[own] > usual[own] + like_ns
+    has_long = np.zeros(len(timeline.steps), dtype=np.bool_)
+    has_long[step[is_long]] = True
+    if not _is_more_often(has_long[is_beside], has_long[~is_beside]):
+        return None
+    chosen = is_long & is_beside[step]
+    transfer[chosen] = usual[chosen].astype(np.int64)
+    return transfer
+
+
+def _is_more_often(beside: Bools, others: Bools) -> bool:
+    usual = (np.count_nonzero(others) + 1) / (len(others) + 2)
+    count = int(np.count_nonzero(beside))
+    return binomial_tail(count, len(beside), usual) < SIGNIFICANCE_RATIO
 
 
 def _move(values: np.ndarray, shift: int) -> np.ndarray:
@@ -137,9 +173,7 @@ def _comes_with(long: Floats, is_beside: Bools, like_ns: float) -> bool:
     )
     if len(beside) < 2 or len(others) < 2:
         return False
-    usual = (np.count_nonzero(others > like_ns) + 1) / (len(others) + 2)
-    chance = binomial_tail(int(np.count_nonzero(beside > like_ns)), len(beside), usual)
-    if chance < SIGNIFICANCE_RATIO:
+    if _is_more_often(beside > like_ns, others > like_ns):
         return True
     error = np.sqrt(beside.var(ddof=1) / len(beside) + others.var(ddof=1) / len(others))
     return bool(beside.mean() - others.mean() > _MIN_ERRORS * error)

@@ -101,3 +101,18 @@ def test_work_of_a_recorded_run_is_paired(tmp_path):
     found = measure_sequence_imbalance(measure_peer_work(timeline), timeline)
     assert found.is_found
     assert isinstance(found.token_correlation, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("correlation", "variation_ratio", "is_found"),
+    [(0.85, 0.3, True), (0.85, 0.15, False), (0.95, 0.15, True), (0.75, 0.3, False)],
+)
+def test_what_varies_much_needs_to_agree_less(correlation, variation_ratio, is_found):
+    found = SequenceImbalance(
+        correlation=correlation,
+        variation_ratio=variation_ratio,
+        num_pairs=80,
+        unit="step",
+        token_correlation=Unavailable("not counted"),
+    )
+    assert found.is_found is is_found

@@ -20,9 +20,10 @@ SUM_MS = 5
 
 def write_run(
     path, sizes, *, replicas=None, kind=Kind.ALL_REDUCE, dtype="float32", axis="dp", waited=0.0,
-    flags=0,
+    flags=0, copied_ns=0,
 ):  # fmt: skip
-    """Steps of four microbatches of 20 ms; after each a sum of `sizes` bytes, none for 0.
+    """Steps of four microbatches of 20 ms; after each a sum of `sizes` bytes, none for 0, which
+    takes `copied_ns` to be copied back.
 
     The training threads `waited` for cores for that share of the time.
     """
@@ -39,8 +40,9 @@ def write_run(
     for step in range(20):
         start = now
         for microbatch, size in enumerate(sizes):
+            summed_ns = SUM_MS * MS + copied_ns if copied_ns and size else 0
             for rank in range(2):
-                job.phase(rank, "backward", now, now + 20 * MS)
+                job.phase(rank, "backward", now, now + 20 * MS + summed_ns)
             now += 20 * MS
             if size:
                 fields = {rank: {"microbatch": microbatch} for rank in range(2)}
@@ -55,7 +57,7 @@ def write_run(
                     flags=flags,
                     overrides=fields,
                 )
-                now += SUM_MS * MS
+                now += SUM_MS * MS + copied_ns + (MS if copied_ns else 0)
         for rank in range(2):
             job.own_step(rank, step, start, now)
     job.close()
@@ -75,6 +77,11 @@ def test_sums_in_every_microbatch_cost_what_all_but_one_take(tmp_path):
     assert found.saved_ns == pytest.approx(3 * SUM_MS * MS, rel=0.02)
     assert "no_sync" in found.change
     assert found.gain.basis.endswith("work of backward and not in it")
+
+
+def test_what_is_copied_back_is_saved_as_well(tmp_path):
+    (found,) = find_loud(write_run(tmp_path, [GRADIENTS] * 4, copied_ns=2 * MS))
+    assert found.saved_ns == pytest.approx(3 * (SUM_MS + 2) * MS, rel=0.02)
 
 
 @pytest.mark.parametrize(("flags", "freed"), [(OperationFlag.ENGINE, 0.75), (0, 0.0)])

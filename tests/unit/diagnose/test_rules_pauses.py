@@ -5,11 +5,17 @@ from diagnosed import context_of
 from builders import MS
 from late_runs import LateRun, noisy
 from made_programs import ProgramRun, reduce, replay_of, work
+from meshscope.analyze.timeline.gc_collections import Collections
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.collected import remove_collections
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.relief import remove_pauses
 from meshscope.diagnose.runner import diagnose
+from meshscope.simulate.what_if import build_replay
+from timeline_builders import TimedJob
 
 OWN = {
     code: RULES[code] for code in ("ST001", "ST002", "ST003", "ST004", "IM001", "PA001", "PA002")
@@ -167,3 +173,29 @@ def test_collections_on_all_ranks_name_no_rank(tmp_path):
     )
     (finding,) = [one for one in diagnose_run(tmp_path) if one.severity > Severity.LOW]
     assert (finding.code, finding.ranks) == ("PA001", ())
+
+
+@pytest.mark.parametrize(("every", "saved_ms"), [(5, 14), (2, 6)])
+def test_transfers_that_are_longer_beside_collections_come_with_them(tmp_path, every, saved_ms):
+    """Every fifth step has a collection of 30 ms on both ranks; in every so many steps the sum
+    takes 40 ms longer, as where threads that move data have no core."""
+    job = TimedJob(tmp_path, num_ranks=2, layout=Layout(dp=2))
+    group = job.group(range(2), description="mesh_dp")
+    now, num_steps = 0, 40
+    for step in range(num_steps):
+        start, pause = now, 30 * MS if step % 5 == 4 else 0
+        summed = 45 * MS if step % every == every - 1 else 5 * MS
+        now += 40 * MS + pause
+        job.collective(group, {0: now, 1: now}, transfer_ns=summed, step=step)
+        now += summed
+        for rank in range(2):
+            job.phase(rank, "backward", start, now)
+            job.own_step(rank, step, start, now)
+    timeline = build_timeline(job.close(), warmup_steps=0)
+    is_collected = (timeline.pieces.step % 5 == 4) & (timeline.pieces.kind == PieceKind.WORK)
+    collections = Collections(
+        lost_ns=np.where(is_collected, 30 * MS, 0), num_collections={0: 8, 1: 8}
+    )
+    edit, _ = remove_collections(timeline, collections)
+    (gain,) = build_replay(timeline).price([edit])
+    assert gain.saved_ns == pytest.approx(saved_ms * MS, rel=0.05)

@@ -58,7 +58,8 @@ class GarbageCollectionRule(Rule):
     How it is measured: the recorder writes collections of 0.2 ms and more. Their part in pieces of
     work is removed and the run is replayed, with what other work of these steps and the next ones
     takes beyond its usual in steps without collections, up to twice as much as the collections: to
-    make the garbage, cold caches, ranks that collect at once and wait for a core.
+    make the garbage, cold caches, ranks that collect at once and wait for a core; and transfers
+    that are as much longer, where the threads that move data wait for one.
 
     What to change: `gc.disable()` (or `gc.freeze()` after start-up) and `gc.collect()` on all ranks
     at the same step, every few hundred steps; make less garbage in the loop.

@@ -9,6 +9,7 @@ from meshscope.analyze.communication.replicas import Replica, read_replicas
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import OperationRows
 from meshscope.analyze.study import Study
+from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
 from meshscope.core.operations import DTYPES, Kind
@@ -21,6 +22,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.communication.transfers import LAYERED_AXES, rows_along
 from meshscope.diagnose.views.shared_cores import add_freed_cores
 from meshscope.diagnose.wording import memory, plural, ratio
+from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit, Gain
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
@@ -30,7 +32,7 @@ _MIN_REPEATED_RATIO = Threshold(
     default=0.8,
     meaning="share of steps in which every microbatch reduces as many bytes of gradients",
 )
-_FORWARD = "forward"
+_FORWARD, _BACKWARD = "forward", "backward"
 _MIN_GRADIENT_BYTES = 1 << 16
 """Sums of fewer bytes may be numbers for a log."""
 _MIN_PARAMETER_RATIO = 0.4
@@ -62,11 +64,11 @@ def _tell_rest(
     gain: Gain | Estimate | Unavailable, communication: Job
 ) -> Gain | Estimate | Unavailable:
     """A price on hosts says what it leaves out: no record tells how long the training thread copies
-    and scales what is reduced. It is no bound: transfers beside compute may hide more of it."""
+    what is to be reduced. It is no bound: transfers beside compute may hide more of it."""
     is_on_device = communication.operations.rows.has_flag(OperationFlag.DEVICE).any()
     if is_on_device or isinstance(gain, Unavailable) or gain.saved_ns <= 0:
         return gain
-    basis = f"{gain.basis}; copying and scaling them is work of backward and not in it"
+    basis = f"{gain.basis}; copying them to where they are summed is work of backward and not in it"
     return Estimate(saved_ns=gain.saved_ns, step_ns=gain.step_ns, basis=basis)
 
 
@@ -122,6 +124,20 @@ def _find_repeats(rows: OperationRows, chosen: Bools, least_bytes: float) -> _Re
     )
 
 
+def _leave_out_copies(timeline: Timeline, communication: Job, is_early: Bools) -> Int64s:
+    """[piece]: work without what a backward does once it has waited for these reductions: it copies
+    sums back to gradients. What takes longer than a reduction is something else."""
+    pieces, work = timeline.pieces, measured_work(timeline)
+    is_new = np.append(True, (np.diff(pieces.rank) != 0) | (np.diff(pieces.phase) != 0))
+    span = np.cumsum(is_new)
+    is_held = (pieces.row >= 0) & (pieces.kind != PieceKind.WORK)
+    held = np.maximum.accumulate(np.where(is_held, np.arange(len(pieces)), 0))
+    is_copied = is_held[held] & (span[held] == span) & is_early[pieces.row[held]]
+    is_copied &= work < communication.row_times.transfer_ns[pieces.row[held]]
+    is_backward = np.array([name == _BACKWARD for name in timeline.phases])
+    return np.where(is_copied & is_backward[pieces.phase], 0, work)
+
+
 class ReducedTooOften(Rule):
     """Gradients are reduced in every microbatch, and not once in a step.
 
@@ -134,8 +150,9 @@ class ReducedTooOften(Rule):
     How it is measured: all-reduces along dp outside of forward, added up by microbatch. Sums of
     less than 64 KiB, or of less than two fifths of what DistributedDataParallel says its
     parameters take, do not count. The gain is a replay in which all but the last microbatch's take
-    no time, and on hosts what the training thread waited for cores that they used. On hosts the
-    price says what it leaves out: copying and scaling gradients is work of backward, too.
+    no time, nor what a backward does after it has waited for them (it copies sums back), and on
+    hosts what the training thread waited for cores that they used. On hosts the price says what it
+    leaves out: copying gradients to where they are summed is work of backward, too.
 
     What to change: put all microbatches but the last one inside `model.no_sync()`; let Accelerate
     do it (`accelerator.accumulate(model)`).
@@ -166,8 +183,12 @@ class ReducedTooOften(Rule):
                 yield self._report(context, communication, axis, found)
 
     def _report(self, context: Context, communication: Job, axis: str, found: _Repeats) -> Finding:
-        transfer = np.where(found.is_early, 0, communication.row_times.transfer_ns)
-        edit = Edit(name="gradients reduced once in a step", transfer_ns=transfer)
+        timeline = need(context.study.timeline)
+        edit = Edit(
+            name="gradients reduced once in a step",
+            work_ns=_leave_out_copies(timeline, communication, found.is_early),
+            transfer_ns=np.where(found.is_early, 0, communication.row_times.transfer_ns),
+        )
         gain, sure = add_freed_cores(context, communication, edit, context.price_edit(edit))
         gain = _tell_rest(gain, communication)
         times, size = plural(found.num_times, "time"), memory(found.size_bytes)
