@@ -10,6 +10,7 @@ import pytest
 import torch
 from recorded import finish as end_recording
 from torch import nn
+from torch.func import functional_call, grad_and_value
 
 from meshscope.analyze.rank.signals import ScalarSeries, read_scalars
 from meshscope.capture.recorder import Recorder, RecorderConfig
@@ -466,3 +467,32 @@ def test_losses_that_change_little_are_not_all_written(recorder):
         (model(torch.ones(2, 4)).square().mean() * 0 + 1.0).backward()
         optimizer.step()
     assert len(finish(recorder)["backward_loss"].step) < 50
+
+
+@pytest.mark.parametrize("way", ["autograd", "func"])
+def test_the_last_loss_of_gradients_that_are_asked_for_is_there(recorder, way):
+    """Of a program that never calls backward, in a step whose numbers are not taken."""
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    parameters = dict(model.named_parameters())
+
+    def compute_loss(weights, inputs):
+        return functional_call(model, weights, (inputs,)).square().mean()
+
+    inputs = torch.randn(8, 4)
+    optimizer.param_groups[0]["lr"] = 1e-3  # a loss that stands out would be written for that
+    for _ in range(30):
+        if way == "func":
+            weights = {name: p.detach() for name, p in parameters.items()}
+            gradients, loss = grad_and_value(compute_loss)(weights, inputs)
+        else:
+            loss = compute_loss(parameters, inputs)
+            found = torch.autograd.grad(loss, list(parameters.values()))
+            gradients = dict(zip(parameters, found, strict=True))
+        for name, p in parameters.items():
+            p.grad = gradients[name]
+        optimizer.step()
+    series = finish(recorder)["backward_loss"]
+    assert len(series.step) < 30  # not every step's are taken
+    assert series.step[-1] == 29
+    assert series.value[-1] == pytest.approx(loss.item())

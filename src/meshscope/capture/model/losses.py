@@ -97,6 +97,8 @@ class Losses:
         """By optimizer the last step that was sampled."""
         self._last_kinds: list[tuple[float, int]] = []
         """Divisor and flags of each loss of the last step that was sampled."""
+        self._last_gradients: list[tuple[float, int]] = []
+        """The same of what `torch.autograd.grad` was called on."""
 
     # --- what comes by --------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class Losses:
         """The first backward of a step."""
         self._write_pending()
         self._pending_step = self._timeline.step
-        self._last_kinds = []
+        self._last_kinds, self._last_gradients = [], []
 
     def _write_pending(self) -> None:
         """Without an optimizer's step, the end of the program's own step settles whose they are."""
@@ -169,8 +171,9 @@ class Losses:
             | is_gradient * ScalarFlag.GRADIENT
             | is_further * ScalarFlag.FURTHER
         )
-        if not is_gradient and len(self._last_kinds) < _MAX_PENDING:
-            self._last_kinds.append((signal.divisor, signal.flags))
+        kinds = self._last_gradients if is_gradient else self._last_kinds
+        if len(kinds) < _MAX_PENDING:
+            kinds.append((signal.divisor, signal.flags))
         self._add(signal)
 
     def forget_loss(self) -> None:
@@ -286,7 +289,7 @@ class Losses:
 
     def _write_losses(self, losses: Sequence[Any], number: int, step: int, now_ns: int) -> None:
         """What the program divides by is taken to be what it was in the last sampled step."""
-        kinds = self._last_kinds or [(0.0, 0)]
+        kinds = self._last_kinds or self._last_gradients or [(0.0, 0)]
         for microbatch, loss in enumerate(losses):
             signal = Signal("backward_loss", loss, now_ns, microbatch)
             signal.divisor, signal.flags = kinds[min(microbatch, len(kinds) - 1)]
@@ -312,7 +315,8 @@ def _are_readable(losses: list[Any]) -> bool:
     """Whether they still hold what they held: a CUDA graph may have used their memory again."""
     try:
         for loss in losses:
-            loss.data_ptr()
+            if not loss.is_cpu:  # what torch.func wraps has no address, but its value
+                loss.data_ptr()
     except RuntimeError:  # what torch raises then
         return False
     return True

@@ -58,6 +58,7 @@ class Hooks:
     __slots__ = (
         "_backward_depth",
         "_batch_module",
+        "_calls_backward",
         "_caught",
         "_clock",
         "_ends_after_backward",
@@ -174,6 +175,8 @@ class Hooks:
         self._retained = (-1, -1)
         """Step and microbatch of the last backward that kept its graph for another one."""
         self._is_gradient = False
+        self._calls_backward = False
+        """Then what `torch.autograd.grad` is called on is no loss."""
         self._is_normalized = False
         """Whether the model was told the tokens of the whole step."""
         self.losses.reset()
@@ -385,7 +388,8 @@ class Hooks:
         if self._open_optimizer and self._timeline.microbatch > self._optimizer_microbatch:
             self._unscaled = None
             return
-        loss = loss[0] if type(loss) is list and len(loss) == 1 else loss  # a pipeline's
+        if isinstance(loss, (list, tuple)) and len(loss) == 1:  # a pipeline's, torch.func's
+            loss = loss[0]
         if self._loss_step != self._timeline.step:
             self._loss_step = self._timeline.step
             self._previous, self._recent = self._recent, []
@@ -396,6 +400,7 @@ class Hooks:
                 self.losses.begin()
         if self._takes_signals:
             is_normalized, is_gradient = self._is_normalized, self._is_gradient
+            self._calls_backward = self._calls_backward or not is_gradient
             before = (self._timeline.step, self._timeline.microbatch - 1)
             self.losses.take(
                 loss,
@@ -405,7 +410,9 @@ class Hooks:
                 is_further=not self._num_forwards and self._retained == before,
             )
             self._signal_ns += self._clock() - now_ns
-        elif not self._is_gradient and type(loss) is self._tensor and loss.numel() == 1:
+        elif self._is_gradient and self._calls_backward:
+            pass
+        elif type(loss) is self._tensor and loss.numel() == 1:
             kept = loss.detach() if self._unscaled is None else self._unscaled
             self._recent.append(kept)
             self._remember(loss, kept)

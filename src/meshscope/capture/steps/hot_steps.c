@@ -761,7 +761,7 @@ static int keep_loss(Hooks *self, PyObject *loss) {
     self->previous = self->recent;
     self->recent = list;
     Py_XDECREF(before);
-    if (self->is_gradient || (PyObject *)Py_TYPE(loss) != self->tensor) return 0;
+    if ((PyObject *)Py_TYPE(loss) != self->tensor) return 0;
     PyObject *numel = PyObject_CallMethodObjArgs(loss, text_numel, NULL);
     long long count = numel == NULL ? -1 : PyLong_AsLongLong(numel);
     Py_XDECREF(numel);
@@ -784,7 +784,7 @@ static int take_loss(Hooks *self, Timeline *timeline, long long now_ns, PyObject
     if (loss == NULL && PyErr_Occurred()) return -1;
     loss = Py_NewRef(loss == NULL ? Py_None : loss);
     int failed;
-    if (self->loss_step == timeline->step || is_signal_due(self, now_ns) ||
+    if (self->loss_step == timeline->step || is_signal_due(self, now_ns) || self->is_gradient ||
         self->steps->has_several || (PyObject *)Py_TYPE(loss) != self->tensor) {
         PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_loss", "LO", now_ns, loss);
         failed = result == NULL;
