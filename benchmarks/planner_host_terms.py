@@ -4,8 +4,10 @@
 
 The terms that `meshscope.plan` has of processes that share cores, each by itself: gloo's all-reduce
 by size and group, with all groups at it and with one; its gather and reduce-scatter; a message
-there and back; products of a small layer by tp, with all processes and with one. Milliseconds of
-wall clock and of a process's CPU, means over ranks. Best on a quiet machine.
+there and back; products of a small layer by tp, with all processes and with one. `cut`: steps of
+the engine on two processes, each with a core of its own, by ZeRO stage and microbatches; what FSDP2
+itself does is what such steps take more than those without it, less their collectives. Milliseconds
+of wall clock and of a process's CPU, means over ranks. Best on a quiet machine.
 """
 
 import argparse
@@ -117,6 +119,53 @@ def measure_products(rank):
     return found
 
 
+CUT_RANKS, CUT_LAYERS = 2, 8
+CUT_STEPS = 16
+
+
+def measure_cut(rank, folder):
+    """CPU and wall milliseconds of a step, the least of many."""
+    from meshscope.core.config.model_config import ModelConfig
+    from meshscope.core.config.train_config import BatchConfig, ParallelConfig, TrainConfig
+    from meshscope.engine import Engine
+    from meshscope.engine.mesh import Mesh
+
+    warnings.simplefilter("ignore", FutureWarning)
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/cut", rank=rank, world_size=CUT_RANKS
+    )
+    found = {}
+    for stage in (0, 1, 3):
+        for number in (1, 4):
+            cut = {"data_parallel": "fsdp", "zero_stage": stage} if stage else {}
+            config = TrainConfig(
+                model=ModelConfig(
+                    vocab_size=1024, num_layers=CUT_LAYERS, hidden_size=HIDDEN, num_heads=8,
+                    num_kv_heads=8, ffn_hidden_size=FFN, sequence_length=128,
+                ),
+                device="cpu",
+                parallel=ParallelConfig(dp=CUT_RANKS, **cut),
+                batch=BatchConfig(microbatch_size=1, num_microbatches=number),
+            )  # fmt: skip
+            device = torch.device("cpu")
+            engine = Engine(config, mesh=Mesh(config.layout, device), device=device)
+            tokens = torch.randint(0, 1024, (number, 1, 129))
+            rows = []
+            for _ in range(CUT_STEPS):
+                dist.barrier()
+                start_s, cpu_s = time.perf_counter(), time.process_time()
+                engine.train_step(tokens)
+                rows.append((time.perf_counter() - start_s, time.process_time() - cpu_s))
+            engine.close()
+            found[f"step zero{stage} {number} microbatches"] = tuple(
+                1e3 * min(column) for column in zip(*rows[3:], strict=True)
+            )
+    Path(folder, f"cut-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
 def run_rank(rank, folder):
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
@@ -131,12 +180,16 @@ def run_rank(rank, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--only-cut", action="store_true", help="only steps of the engine")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run_rank, args=(folder,), nprocs=WORLD_SIZE)
+        if not given.only_cut:
+            mp.spawn(run_rank, args=(folder,), nprocs=WORLD_SIZE)
+        mp.spawn(measure_cut, args=(folder,), nprocs=CUT_RANKS)
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     names = ("wall_ms", "cpu_ms", "gigaflops_per_cpu_second")
-    means = {key: np.mean([one[key] for one in ranks if one.get(key)], axis=0) for key in ranks[0]}
+    keys = dict.fromkeys(key for one in ranks for key in one)
+    means = {key: np.mean([one[key] for one in ranks if one.get(key)], axis=0) for key in keys}
     results = {
         "machine": {"cores": os.cpu_count(), "processes": WORLD_SIZE},
         "terms": {

@@ -283,7 +283,9 @@ def _read_list(flag: str, text: str | None) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(word.casefold() for word in words))
     wrong = [word for word in words if not re.fullmatch(r"[0-9]{1,6}", word)]
     if wrong or not words:
-        raise UsageError(f"--{flag} is {text[:40]!r}, expected whole numbers such as 1,2,4")
+        raise UsageError(
+            f"--{flag} is {text[:40]!r}, expected whole numbers such as 1,2,4, below a million"
+        )
     return tuple(dict.fromkeys(map(int, words)))
 
 

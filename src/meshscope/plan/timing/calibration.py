@@ -43,6 +43,13 @@ class Constants:
     """Of communication that compute hides, how much longer it makes compute."""
     collective_latency_s: float = 5e-5
     """For each doubling of the group; between processes on a host for each message of the ring."""
+    cut_step_s: float = 0.0
+    """Between processes, FSDP2's own work for a layer beside its collectives (hooks, copies in and
+    out, memory): once a step under ZeRO 1 and 2."""
+    cut_pass_s: float = 0.0
+    """The same, for each microbatch."""
+    cut_whole_s: float = 0.0
+    """The same, for each microbatch under ZeRO 3."""
     p2p_latency_s: float = 2.5e-5
     network_ratio: float = 1.0
     """Of the link between nodes, beyond the link's own ratio."""
@@ -164,6 +171,10 @@ EAGER = replace(
         "memory_ratio": f"the middle of nine separate operations (0.42 to 0.84) on {_H200}",
     },
 )
+_CUT = (
+    "steps of the engine on 2 processes with and without FSDP2, 1 and 4 microbatches, less the "
+    "collectives (benchmarks/planner_host_terms.py)"
+)
 HOST = Constants(
     name="processes on a host's cores",
     gemm_half_size=16.0,
@@ -172,6 +183,9 @@ HOST = Constants(
     host_again_ratio=3.5,
     overlap_cost_ratio=1.0,
     collective_latency_s=2.8e-4,
+    cut_step_s=1.3e-3,
+    cut_pass_s=0.6e-3,
+    cut_whole_s=3.7e-3,
     logit_passes=6,
     step_s=3e-3,
     sources={
@@ -180,6 +194,7 @@ HOST = Constants(
         "host_again_ratio": f"torch.utils.checkpoint around layers of 350m on {_H200}",
         "collective_latency_s": "an all-reduce of 4 KiB between processes that share two cores: "
         "0.26 to 0.29 ms of a core for each message of the ring on 2, 4 and 8 of them",
+        **dict.fromkeys(("cut_step_s", "cut_pass_s", "cut_whole_s"), _CUT),
     },
 )
 HOST_FITTED_NAMES = ("pace_ratio", "host_layer_s", "network_ratio", "collective_latency_s")

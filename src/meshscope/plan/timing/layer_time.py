@@ -357,6 +357,12 @@ def time_around(
     )
 
 
+def time_cutting(columns: Columns, constants: Constants) -> Floats:
+    """Of FSDP2's own work for a layer and microbatch, beside its collectives."""
+    own = np.where(columns.zero_stage >= 3, constants.cut_whole_s, constants.cut_pass_s)
+    return np.where((columns.zero_stage >= 1) & (columns.shards > 1), own, 0.0)
+
+
 def find_rate(recipe: Recipe, cluster: Cluster, constants: Constants) -> float:
     """FLOP/s of large matrix products."""
     peak = cluster.find_peak(recipe.precision.dtype)
@@ -516,7 +522,7 @@ def _time_gathering(
     bandwidth = find_bandwidth(columns.shards, stride, cluster, constants)
     share = (columns.shards - 1) / columns.shards
     latency = time_latency(np.maximum(2.0, columns.shards), cluster, constants)
-    found = share * size / bandwidth + latency
+    found = join_sending(share * size / bandwidth, latency, cluster)
     if recipe.stack.gathers_once:
         found = found / np.where(columns.pp > 1, columns.num_microbatches, 1.0)
     return np.where((columns.zero_stage >= 3) & (columns.shards > 1), found, 0.0)
@@ -549,13 +555,20 @@ def time_latency(
     return constants.collective_latency_s * np.log2(np.maximum(1.0, degree))
 
 
+def join_sending(sent_s: Floats, latency_s: Floats | float, cluster: Cluster) -> Floats:
+    """Of a transfer, its bytes and its latency: one after the other between devices. Between
+    processes copying hides behind waking threads: all-reduces of 4 KiB and 1 MiB take nearly as
+    long (benchmarks/planner_host_terms.py)."""
+    return smooth_max(sent_s, latency_s + 0 * sent_s) if cluster.is_host else sent_s + latency_s
+
+
 def time_all_reduce(
     size: Floats, degree: Floats, stride: Floats, cluster: Cluster, constants: Constants
 ) -> Floats:
-    """2(n−1)/n · S / B and a latency."""
+    """2(n−1)/n · S / B, and a latency."""
     bandwidth = find_bandwidth(degree, stride, cluster, constants)
     latency = time_latency(degree, cluster, constants, num_passes=2)
-    found = 2 * (degree - 1) / degree * size / bandwidth + latency
+    found = join_sending(2 * (degree - 1) / degree * size / bandwidth, latency, cluster)
     return np.where(degree > 1, found, 0.0)
 
 

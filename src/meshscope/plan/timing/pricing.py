@@ -33,10 +33,12 @@ from meshscope.plan.timing.layer_time import (
     count_scatter_passes,
     find_bandwidth,
     host_goes_ahead,
+    join_sending,
     make_columns,
     smooth_max,
     time_around,
     time_call,
+    time_cutting,
     time_head,
     time_host_head,
     time_latency,
@@ -141,7 +143,8 @@ def _time_messages(job: Job, columns: Columns) -> Floats:
     across = cluster.between.bytes_per_s * job.constants.network_ratio / cluster.per_node
     inside = cluster.inside.bytes_per_s
     bandwidth = np.where(stride < cluster.per_node, inside, np.minimum(across, inside))
-    found = size / (bandwidth * job.constants.link_ratio) + job.constants.p2p_latency_s
+    sent = size / (bandwidth * job.constants.link_ratio)
+    found = join_sending(sent, job.constants.p2p_latency_s, cluster)
     return np.where(columns.pp > 1, found, 0.0)
 
 
@@ -157,7 +160,8 @@ def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tu
     )
     # FSDP2, which cuts states between processes too, sends every layer and the tables by itself:
     # gloo's reduce-scatter goes around twice and a gather once, an all-reduce twice.
-    cut_calls = 1.5 * (job.model.num_layers / columns.pp + 1)
+    num_cut = job.model.num_layers / columns.pp + 1
+    cut_calls = 1.5 * num_cut
     num_calls = np.where(cluster.is_host & (columns.zero_stage >= 1), cut_calls, 1.0)
     total = np.zeros(len(columns))
     for number, degree, stride in (
@@ -166,8 +170,11 @@ def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tu
     ):
         bandwidth = find_bandwidth(degree, stride, cluster, constants)
         latency = num_calls * time_latency(degree, cluster, constants, num_passes=2)
-        found = (degree - 1) / degree * moved * number / bandwidth + latency
+        sent = (degree - 1) / degree * moved * number / bandwidth
+        found = join_sending(sent, latency, cluster)
         total = total + np.where((degree > 1) & (number > 0), found, 0.0)
+    is_cut = (columns.zero_stage >= 1) & (columns.shards > 1)
+    total = total + np.where(is_cut, num_cut * constants.cut_step_s, 0.0)
     # ZeRO 3 reduces layer by layer, which is in the layers' times.
     total = np.where(columns.zero_stage >= 3, 0.0, total)
     shards = np.where(columns.zero_stage >= 1, columns.shards, 1.0)
@@ -402,9 +409,11 @@ def _time_stage(job: Job, times: StepTimes, layers: range) -> tuple[Floats, Floa
     num_mixed = len(layers) - num_dense
     one, two = times.dense, times.layer
     outside = job.constants.pace_ratio * job.constants.host_microbatch_s * two.host_share
+    # What is outside of layers is cut as one more of them.
+    cut = (len(layers) + 1) * time_cutting(times.columns, job.constants)
     return (
-        num_dense * one.forward_s + num_mixed * two.forward_s + outside,
-        num_dense * one.input_grad_s + num_mixed * two.input_grad_s,
+        num_dense * one.forward_s + num_mixed * two.forward_s + outside + cut / 3,
+        num_dense * one.input_grad_s + num_mixed * two.input_grad_s + 2 * cut / 3,
         num_dense * one.weight_grad_s + num_mixed * two.weight_grad_s,
     )
 
@@ -416,7 +425,8 @@ def _time_tied(job: Job, columns: Columns) -> Floats:
     two = 2 * np.ones(len(columns))
     bandwidth = find_bandwidth(two, stride, job.cluster, job.constants)
     latency = time_latency(two, job.cluster, job.constants, num_passes=2)
-    return job.recipe.precision.gradient_bytes * number / bandwidth + latency
+    sent = job.recipe.precision.gradient_bytes * number / bandwidth
+    return join_sending(sent, latency, job.cluster)
 
 
 @lru_cache(maxsize=4096)

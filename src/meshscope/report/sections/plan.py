@@ -51,7 +51,7 @@ def make_plan_sections(
 def _show_head(answer: PlanAnswer) -> Section:
     name = form.clean_text(answer.model)
     size = form.count(answer.num_parameters)
-    where = f"{answer.num_devices} × {answer.device}, {answer.per_node} a node"
+    where = f"{answer.num_devices:,} × {answer.device}, {answer.per_node} a node"
     searched = (
         f"{answer.num_combinations:,} combinations, {answer.num_bounded:,} may fit, "
         f"{answer.num_replayed:,} replayed."
