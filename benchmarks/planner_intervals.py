@@ -4,10 +4,10 @@
 
 Presets: the published runs of `planner_published.py` and `planner_literature.py`, by stack and by
 the kind of device; a stack's interval was set before most of these rows were written down. Fitted
-constants: the layouts of results/planner_engine.json and planner_gpu.json that were not calibrated
-on. What those miss beyond the spread of the recorded steps (`MODEL_ERROR`, in
-`plan.timing.from_run`) is set on every second of them, so that nine of ten lie within, and the
-coverage of the others is what counts.
+constants: the layouts of results/planner_engine.json, planner_gpu.json and
+planner_gpu_held_out.json that were not calibrated on. What those miss beyond the spread of the
+recorded steps (`MODEL_ERROR`, in `plan.timing.from_run`) is set on every second of them, so that
+nine of ten lie within, and the coverage of the others is what counts.
 """
 
 import argparse
@@ -41,8 +41,11 @@ def list_fitted():
     """|ln(predicted/measured)| of layouts that were not calibrated on, and the interval that the
     runs which were would give by themselves."""
     engine = json.loads((RESULTS / "planner_engine.json").read_text(encoding="utf-8"))["time"]
-    device = json.loads((RESULTS / "planner_gpu.json").read_text(encoding="utf-8"))["time"]
-    for group in (engine, *device.values()):
+    groups = [engine]
+    for name in ("planner_gpu", "planner_gpu_held_out"):
+        device = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["time"]
+        groups += device.values()
+    for group in groups:
         layouts = group["layouts"].values()
         fitted = [row for row in layouts if row["is_calibration"]]
         own = max(

@@ -240,6 +240,10 @@ def _estimate_activations(
         tp=config.parallel.tp,
         sequence_parallel=config.parallel.sequence_parallel,
         has_fused_norm=device_type != "cpu",
+        # No fused kernel of CUDA takes float32 and fewer keys than queries: torch keeps scores.
+        keeps_scores=device_type == "cuda"
+        and config.precision.compute == "fp32"
+        and model.num_kv_heads != model.num_heads,
         # FSDP2 gathers weights in the dtype to compute in: there is nothing left to cast.
         casts_weights=not is_own_cast,
     )

@@ -1,6 +1,7 @@
 """The estimate against published tables, against what autograd keeps, and against itself."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -171,6 +172,23 @@ def test_states_are_four_bytes_each():
     assert worst.parameters_bytes == 4 * num_parameters
     assert worst.gradients_bytes == 4 * num_parameters
     assert worst.optimizer_bytes == 8 * num_parameters
+
+
+def test_float32_with_grouped_queries_keeps_scores_on_cuda():
+    """350m b8 fp32 of results/planner_gpu_held_out.json: 32,817.5 MiB on an H200."""
+    model = ModelConfig(
+        vocab_size=32000, num_layers=24, hidden_size=1024, num_heads=16, num_kv_heads=4,
+        ffn_hidden_size=2816, sequence_length=1024,
+    )  # fmt: skip
+    config = replace(
+        make_config(
+            batch={"microbatch_size": 8, "num_microbatches": 1}, precision={"compute": "fp32"}
+        ),
+        model=model,
+    )
+    assert estimate_memory(config, device_type="cuda").worst.total_bytes == pytest.approx(
+        32817.5 * 2**20, rel=0.05
+    )
 
 
 @pytest.mark.parametrize(("momentum", "num_states"), [(0.0, 0), (0.9, 1)])
