@@ -113,6 +113,8 @@ class Stack:
     zero_stages: tuple[int, ...] = (0, 1, 3)
     recomputes: tuple[str, ...] = ("none", "selective", "full")
     precision: str = "bf16"
+    precisions: tuple[str, ...] = tuple(PRECISIONS)
+    """What the program can train in."""
 
 
 _TORCHTITAN: dict[str, Any] = {
@@ -181,6 +183,7 @@ STACKS: dict[str, Stack] = {
             zero_stages=(0, 3),
             recomputes=("none", "full"),
             precision="autocast",
+            precisions=("autocast", "fp32"),
         ),
     )
 }  # fmt: skip
@@ -221,6 +224,9 @@ def make_recipe(
         )
         if name is not None and name not in known
     ]
+    if not problems and precision is not None and precision not in STACKS[stack].precisions:
+        known = " or ".join(STACKS[stack].precisions)
+        problems = [f"{stack} trains in {known}, not in {precision}"]
     if problems:
         raise UsageError("; ".join(problems))
     found = STACKS[stack]

@@ -166,3 +166,19 @@ def test_train_refuses_what_cannot_fit_with_the_nearest_that_does(tmp_path):
     assert "the nearest that fits needs" in refused.output
     assert "--set parallel.data_parallel=fsdp" in refused.output
     assert run(*asked, "--ignore-memory").exit_code == 0
+
+
+def test_a_degree_that_no_layout_can_have_is_what_the_first_line_names():
+    """Not what most requests rule out anyway."""
+    asked = ("plan", "mixtral-8x7b", "--device", "H100-80GB", "--devices", "32", "--batch", "256")
+    found = run(*asked, "--ep", "3")
+    assert "because ep must divide the experts" in " ".join(found.output.split())
+    odd = run("plan", "llama-3-8b", *asked[2:-1], "63", "--tp", "1", "--pp", "1")
+    assert "because the global batch is no multiple of dp" in " ".join(odd.output.split())
+
+
+def test_a_program_plans_in_what_it_can_train_in():
+    refused = run(*SMALL, *FEW, "--stack", "meshscope", "--precision", "fp8")
+    assert refused.exit_code == 2
+    assert "meshscope trains in autocast or fp32, not in fp8" in refused.output
+    assert "below a million" in run(*SMALL, "--tp", "1000000").output

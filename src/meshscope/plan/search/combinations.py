@@ -105,6 +105,14 @@ def list_rules(job: Job, request: Request, table: Combinations) -> Iterable[tupl
         "the sequence cannot be cut over cp and tp",
         (model.sequence_length % (cp * np.where(columns.sequence_parallel > 0, tp, 1)) != 0),
     )
+    count = 0 if model.experts is None else model.experts.count
+    yield "ep must divide the experts", (model.experts is not None) & (count % ep != 0)
+    yield "ep must divide dp · cp", (dp * cp) % ep != 0
+    yield (
+        "the global batch is no multiple of dp and microbatch",
+        columns.num_microbatches * dp * columns.microbatch_size != table.global_batch_size,
+    )
+    # From here on mostly what is there twice: what the user chose wrongly was said before.
     yield "sequence parallel needs tp", (columns.sequence_parallel > 0) & (tp == 1)
     yield (
         "one rank on the pipeline has one schedule",
@@ -118,19 +126,12 @@ def list_rules(job: Job, request: Request, table: Combinations) -> Iterable[tupl
         np.where(is_chunked, columns.chunks < 2, columns.chunks != wanted),
     )
     yield "layers cannot fill the stages", model.num_layers < pp * columns.chunks
-    yield (
-        "the global batch is no multiple of dp and microbatch",
-        columns.num_microbatches * dp * columns.microbatch_size != table.global_batch_size,
-    )
     rounds = np.maximum(1, np.floor(columns.num_microbatches / pp))
     yield (
         "interleaving needs microbatches in equal rounds over pp",
         (table.schedules == "interleaved_1f1b") & (columns.num_microbatches % rounds != 0),
     )
     yield "ZeRO has nothing to cut over", (columns.zero_stage > 0) & (dp * cp == 1)
-    count = 0 if model.experts is None else model.experts.count
-    yield "ep must divide the experts", (model.experts is not None) & (count % ep != 0)
-    yield "ep must divide dp · cp", (dp * cp) % ep != 0
     is_looped = np.isin(table.schedules, ("gpipe", *CHUNKED)) & (pp > 1)
     yield (
         "ZeRO 2 cannot cut gradients that microbatches add up in this program's pipeline",
