@@ -70,11 +70,12 @@ def test_a_backward_that_raised_is_no_microbatch_and_has_no_loss(recorder, num_b
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    recorded, series, _ = finish(recorder)
+    recorded, series, samples = finish(recorder)
     last = recorded.steps[-1]
     assert last.names == ["forward", "backward", "forward", "backward", "optimizer"]
     assert [phase.name for phase in last.phases if phase.is_aborted] == ["backward"]
     assert last.num_microbatches == 1
+    assert samples == [2] * (num_before + 1)
     assert series.step[-1] == num_before
     assert series.value[-1] == pytest.approx(loss.item())
 

@@ -456,6 +456,8 @@ class Hooks:
             return
         timeline = self._timeline
         timeline.abort_open(BACKWARD, now_ns)
+        if not timeline.microbatch:  # else it is not known how much of the step was this one's
+            timeline.input_samples = timeline.input_tokens = 0
         self._num_forwards = 0
         self._was_eval_with_grad = False
         self._ends_after_backward = ()
