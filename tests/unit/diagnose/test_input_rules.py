@@ -78,6 +78,22 @@ def test_usual_loaders_are_left_alone(tmp_path: Path, data_ms: dict[int, float])
     assert _find(InputBound, context) == []
 
 
+@pytest.mark.parametrize("num_waits", [1, 3])
+def test_one_long_wait_is_a_start_and_several_are_a_stall(tmp_path: Path, num_waits: int) -> None:
+    """Workers of a loader that start once, 366 ms; or at each of three epochs."""
+    job = TimedJob(tmp_path, num_ranks=1)
+    at = 0
+    for step in range(42):
+        data = 366 if step in range(1, 14 * num_waits, 14) else 0.2
+        end = at + int((data + 10) * MS)
+        job.phase(0, "data", at, at + int(data * MS))
+        job.phase(0, "forward", at + int(data * MS), end)
+        job.own_step(0, step, at, end)
+        at = end
+    found = _find(InputBound, Context(Study(job.close())))
+    assert bool(found) == (num_waits > 1)
+
+
 def test_ranks_that_take_turns_are_left_alone(tmp_path: Path) -> None:
     job = TimedJob(tmp_path, num_ranks=4, layout=Layout(dp=4))
     group = job.group(range(4), description="mesh_dp")

@@ -6,6 +6,9 @@ over any other iterator fetches between steps, where nothing names it, and other
 things there: TI005 says how long, and guesses nothing. Programs sometimes also save and evaluate
 there: a step counts at most `_USUAL` times the rank's median. If stacks were sampled there, TI005
 names the line.
+
+One wait that is longer than all others of its rank together is a start, of workers or of a stream:
+it counts as the next longest.
 """
 
 from collections.abc import Iterable
@@ -96,7 +99,9 @@ def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
     collections = known(study.collections)
     own_ns = timeline.pieces.duration_ns - (0 if collections is None else collections.lost_ns)
     times = _sum_by_step(timeline, is_stall, own_ns)
-    if not is_named:
+    if is_named:
+        times = _shorten_single(times)
+    else:
         times = np.minimum(times, _USUAL * np.median(times, axis=1, keepdims=True))
     mean = times.mean(axis=1)
     common, chance = mean.copy(), np.ones(len(mean))
@@ -147,6 +152,15 @@ def _sum_by_step(timeline: Timeline, chosen: Bools, duration_ns: Int64s) -> Floa
     cell = rank_index.astype(np.int64) * shape[1] + pieces.step[chosen]
     sums = np.bincount(cell, duration_ns[chosen], minlength=shape[0] * shape[1])
     return np.asarray(sums.reshape(shape), dtype=np.float64)
+
+
+def _shorten_single(times: Floats) -> Floats:
+    """[rank, step]: a step with more than half of a rank's time has what the next longest has."""
+    if times.shape[1] < MIN_STEPS:
+        return times
+    next_longest = np.partition(times, -2, axis=1)[:, [-2]]
+    is_single = times > times.sum(axis=1, keepdims=True) / 2
+    return np.where(is_single, next_longest, times)
 
 
 def _test_ranks(times: Floats, num_tests: int) -> Floats:
