@@ -102,9 +102,17 @@ class _Drift:
     """Where the change happened, if it is a jump rather than a slope."""
 
 
-def read_periods(attempt: Attempt, *, num_warmup: int) -> StepPeriods | Unavailable:
+def pick_ranks(attempt: Attempt) -> list[int]:
+    """A few ranks, spread over the job."""
     ranks = sorted(attempt.ranks)
-    picked = ranks[:: max(1, math.ceil(len(ranks) / MAX_RANKS))]
+    return ranks[:: max(1, math.ceil(len(ranks) / MAX_RANKS))]
+
+
+def read_periods(
+    attempt: Attempt, *, num_warmup: int, rank: int | None = None
+) -> StepPeriods | Unavailable:
+    """The job's periods, or a rank's own."""
+    picked = pick_ranks(attempt) if rank is None else [rank]
     series = [_rank_periods(attempt, rank, num_warmup) for rank in picked]
     steps = series[0][0] if series else np.empty(0, dtype=np.int64)
     for step, _ in series[1:]:

@@ -14,10 +14,12 @@ from meshscope.analyze.stragglers.slow_steps import (
     find_excess,
 )
 from meshscope.analyze.stragglers.step_pattern import (
+    MAX_CHANCE,
     Recurrence,
     StepPeriods,
     find_recurrences,
     measure_drift,
+    pick_ranks,
     read_periods,
 )
 from meshscope.analyze.study import Study
@@ -102,8 +104,13 @@ _MAX_HOST_LEAD_RATIO = 0.05
 
 
 def _job_periods(study: Study) -> StepPeriods:
+    return _read_periods(study)
+
+
+def _read_periods(study: Study, rank: int | None = None) -> StepPeriods:
     """Steps in which a rank compiled again are not slow here: CP007 reports them."""
-    periods = need(read_periods(study.attempt, num_warmup=study.steps.num_warmup))
+    num_warmup = study.steps.num_warmup
+    periods = need(read_periods(study.attempt, num_warmup=num_warmup, rank=rank))
     again = need(study.get(find_recompilations))
     compiled = {one.step for compilations in again.values() for one in compilations}
     if not compiled:
@@ -115,6 +122,25 @@ def _job_periods(study: Study) -> StepPeriods:
 def _job_recurrences(study: Study) -> tuple[Recurrence, ...]:
     """Shared: recurring slow steps are not single slow steps."""
     return find_recurrences(need(study.get(_job_periods)))
+
+
+def _recurring(study: Study) -> tuple[StepPeriods, tuple[Recurrence, ...]]:
+    """What recurs in the job's periods. Where hosts run ahead of their devices, others notice a
+    late rank in other steps than its own: then what recurs in a rank's own periods, the surest."""
+    periods, found = need(study.get(_job_periods)), need(study.get(_job_recurrences))
+    timeline = known(study.timeline)
+    if found or timeline is None or len(timeline.ranks) < 2 or not timeline.on_device.all():
+        return periods, found
+    picked = pick_ranks(study.attempt)
+    by_rank = [
+        (own, find_recurrences(own)) for own in (_read_periods(study, one) for one in picked)
+    ]
+    sure = [
+        (min(one.chance for one in recurrences) * len(picked), index)
+        for index, (_, recurrences) in enumerate(by_rank)
+        if recurrences
+    ]
+    return by_rank[min(sure)[1]] if sure and min(sure)[0] < MAX_CHANCE else (periods, found)
 
 
 def _runs_ahead(context: Context) -> bool:
@@ -208,8 +234,9 @@ class PeriodicSlowSteps(Rule):
 
     How it is measured: a step is slow if its period is a quarter above the median of the 24 steps
     around it and far outside their spread. An interval counts if at least four fifths of its steps
-    are slow and chance does not explain that, over all intervals tried. The gain is the median of
-    what these steps take beyond the others, on the device if it was marked, once in each interval.
+    are slow and chance does not explain that, over all intervals tried. Periods are the median over
+    ranks; on devices, where nothing recurs in it, a rank's own. The gain is the median of what
+    these steps take beyond the others, on the device if it was marked, once in each interval.
 
     What to change: save asynchronously, less often, or from a copy; evaluate on other machines; log
     without waiting for the device.
@@ -226,14 +253,13 @@ class PeriodicSlowSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per interval."""
-        periods = need(context.study.get(_job_periods))
-        recurrences = need(context.study.get(_job_recurrences))
+        periods, recurrences = need(context.study.get(_recurring))
         for recurrence in recurrences:
             if periods.share_of(recurrence.rows) >= context.thresholds[_MIN_RECURRING_LOST_RATIO]:
                 yield self._report(context, periods, recurrence)
 
     def _report(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
-        extra_ns, usual_ns = _measure_extra(context, periods, found.rows)
+        extra_ns, usual_ns = _measure_extra(context, periods, found.rows, found.interval)
         gain = _price_recurring(found, extra_ns, usual_ns)
         slow = periods.step[found.rows]
         where, ranks, beside = _find_contents(context, slow)
@@ -423,13 +449,16 @@ def _find_lines(
     return find_lines(context.study, ranks, choose)
 
 
-def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> tuple[float, float]:
+def _measure_extra(
+    context: Context, periods: StepPeriods, rows: Bools, spacing: float
+) -> tuple[float, float]:
     """What a slow step usually takes beyond the others, and what those take: on devices, where
     they were marked.
 
     A host that runs ahead loses its lead in such a step and makes it up in the next ones. On a
     device it may be another step that is longer than the one in which the host was late. Where no
-    such step was marked, its cost is what the run's mean period has beyond a usual step of devices.
+    such step was marked, the lead that the host makes up in the `spacing` steps from one to the
+    next is taken off what it lost.
     """
     on_host_ns = float(np.median(periods.excess_ns[rows]))
     on_host = on_host_ns, float((periods.period_ns - np.where(rows, periods.excess_ns, 0)).mean())
@@ -447,8 +476,7 @@ def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> tuple
             return extra_ns, usual_ns
     if usual_ns <= on_host[1] * (1 + _MAX_HOST_LEAD_RATIO):
         return on_host
-    beyond_ns = float((periods.period_ns - usual_ns).sum()) / int(np.count_nonzero(rows))
-    return min(on_host_ns, max(0.0, beyond_ns)), usual_ns
+    return max(0.0, on_host_ns - spacing * (usual_ns - on_host[1])), usual_ns
 
 
 def _price_recurring(found: Recurrence, extra_ns: float, usual_ns: float) -> Estimate:
@@ -463,7 +491,8 @@ def _price_recurring(found: Recurrence, extra_ns: float, usual_ns: float) -> Est
 
 
 def _price_slow(context: Context, periods: StepPeriods, rows: Bools) -> Estimate:
-    extra_ns, _ = _measure_extra(context, periods, rows)
+    spacing = len(periods) / int(np.count_nonzero(rows))
+    extra_ns, _ = _measure_extra(context, periods, rows, spacing)
     ratio_of_host = extra_ns / max(float(np.median(periods.excess_ns[rows])), 1.0)
     return Estimate(
         saved_ns=float(periods.excess_ns[rows].sum() / len(periods)) * min(1.0, ratio_of_host),
