@@ -10,7 +10,6 @@ Of unlike lengths, and of a hot expert, the twin has the same work: lengths with
 padding for any expert. A stage's finding may name its ranks in any phase.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from benchmarks.fault_cases_trials import (
     NEVER,
     SLOW_CODES,
     STAGE_CODES,
+    Part,
     all_at,
     at,
     cause,
@@ -116,6 +116,9 @@ ENGINE_MODEL = engine(
     sequence_parallel=True, microbatch_size=3, num_steps=36,
 )  # fmt: skip
 
+PART = Part("blind", Blind)
+fault, contrast = PART.fault, PART.contrast
+
 
 def list_blind() -> list[Case]:
     return [
@@ -130,23 +133,6 @@ def list_blind() -> list[Case]:
         *list_links(),
         *list_healthy(),
     ]
-
-
-def fault(
-    name: str, clean: Program, truths: Truth | Sequence[Truth], *delays: Delay, **values: Any
-) -> Case:
-    told = (truths,) if isinstance(truths, Truth) else tuple(truths)
-    return Case(
-        name=f"blind {name}", truth=told[0], also=told[1:],
-        faulty=Blind(program=replace(clean, delays=delays)), clean=Blind(program=clean), **values,
-    )  # fmt: skip
-
-
-def contrast(name: str, truth: Truth, clean: Program, **options: Any) -> Case:
-    faulty = replace(clean, options={**clean.options, **options})
-    return Case(
-        name=f"blind {name}", truth=truth, faulty=Blind(program=faulty), clean=Blind(program=clean)
-    )
 
 
 def list_places() -> list[Case]:

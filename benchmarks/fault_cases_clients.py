@@ -7,7 +7,6 @@ stage, one rank that accumulates more, metrics summed one by one. Words for trut
 `fault_cases_trials`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmarks.fault_cases_trials import (
     NEVER,
     SLOW_CODES,
     STAGE_CODES,
+    Part,
     all_at,
     at,
     cause,
@@ -69,6 +69,9 @@ ENGINE_WOVEN = timed(
 )
 ENGINE_SHARDS = timed(dp=3, data_parallel="fsdp", num_layers=3, layer_ms=5.0, num_steps=36)
 
+PART = Part("clients", Client)
+fault, contrast = PART.fault, PART.contrast
+
 
 def list_clients() -> list[Case]:
     return [
@@ -82,24 +85,6 @@ def list_clients() -> list[Case]:
         *list_links(),
         *list_healthy(),
     ]
-
-
-def fault(
-    name: str, clean: Program, truths: Truth | Sequence[Truth], *delays: Delay, **values: Any
-) -> Case:
-    told = (truths,) if isinstance(truths, Truth) else tuple(truths)
-    return Case(
-        name=f"clients {name}", truth=told[0], also=told[1:],
-        faulty=Client(program=replace(clean, delays=delays)), clean=Client(program=clean), **values,
-    )  # fmt: skip
-
-
-def contrast(name: str, truth: Truth, clean: Program, **options: Any) -> Case:
-    faulty = replace(clean, options={**clean.options, **options})
-    return Case(
-        name=f"clients {name}", truth=truth, faulty=Client(program=faulty),
-        clean=Client(program=clean),
-    )  # fmt: skip
 
 
 def list_places() -> list[Case]:

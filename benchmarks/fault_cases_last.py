@@ -10,7 +10,6 @@ One case could not run and was replaced before anything was judged: rank 0 of FS
 which waits for ever for the others' parameters.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from benchmarks.fault_cases_trials import (
     NEVER,
     SLOW_CODES,
     STAGE_CODES,
+    Part,
     all_at,
     at,
     cause,
@@ -89,6 +89,9 @@ ENGINE_MODEL = engine(
     data_parallel="ddp", microbatch_size=3, num_steps=40,
 )  # fmt: skip
 
+PART = Part("last", Last)
+fault, contrast = PART.fault, PART.contrast
+
 
 def list_last() -> list[Case]:
     return [
@@ -102,23 +105,6 @@ def list_last() -> list[Case]:
         *list_links(),
         *list_healthy(),
     ]
-
-
-def fault(
-    name: str, clean: Program, truths: Truth | Sequence[Truth], *delays: Delay, **values: Any
-) -> Case:
-    told = (truths,) if isinstance(truths, Truth) else tuple(truths)
-    return Case(
-        name=f"last {name}", truth=told[0], also=told[1:],
-        faulty=Last(program=replace(clean, delays=delays)), clean=Last(program=clean), **values,
-    )  # fmt: skip
-
-
-def contrast(name: str, truth: Truth, clean: Program, **options: Any) -> Case:
-    faulty = replace(clean, options={**clean.options, **options})
-    return Case(
-        name=f"last {name}", truth=truth, faulty=Last(program=faulty), clean=Last(program=clean)
-    )
 
 
 def list_places() -> list[Case]:

@@ -7,7 +7,6 @@ an oversight). Near misses cost less than 1 % of a step. Words for truths are th
 `fault_cases_trials`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from benchmarks.fault_cases_trials import (
     NEVER,
     SLOW_CODES,
     STAGE_CODES,
+    Part,
     all_at,
     at,
     cause,
@@ -84,6 +84,9 @@ ENGINE_MODEL = engine(
     num_steps=36,
 )  # fmt: skip
 
+PART = Part("later", Later)
+fault, contrast = PART.fault, PART.contrast
+
 
 def list_later() -> list[Case]:
     return [
@@ -97,23 +100,6 @@ def list_later() -> list[Case]:
         *list_links(),
         *list_healthy(),
     ]
-
-
-def fault(
-    name: str, clean: Program, truths: Truth | Sequence[Truth], *delays: Delay, **values: Any
-) -> Case:
-    told = (truths,) if isinstance(truths, Truth) else tuple(truths)
-    return Case(
-        name=f"later {name}", truth=told[0], also=told[1:],
-        faulty=Later(program=replace(clean, delays=delays)), clean=Later(program=clean), **values,
-    )  # fmt: skip
-
-
-def contrast(name: str, truth: Truth, clean: Program, **options: Any) -> Case:
-    faulty = replace(clean, options={**clean.options, **options})
-    return Case(
-        name=f"later {name}", truth=truth, faulty=Later(program=faulty), clean=Later(program=clean)
-    )
 
 
 def list_places() -> list[Case]:

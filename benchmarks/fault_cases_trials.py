@@ -9,7 +9,8 @@ names the cause. Causes (evaluation, saving, `no_sync`, …) are told by a findi
 rules that do not exist yet may name them.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.distributed.fault_cases import healthy, with_link
@@ -26,6 +27,39 @@ STAGE_CODES = ("PP003", "PP002", "ST001", "ST002", "LT001")
 
 def plain(loop: str, num_ranks: int, num_steps: int = 45, **values: Any) -> Program:
     return Program(loop=loop, num_ranks=num_ranks, num_steps=num_steps, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A later part of the matrix: names begin with its own, programs are recorded its way."""
+
+    name: str
+    make: Callable[..., Any]
+    """From `program=`, a `Trained`."""
+
+    def fault(
+        self,
+        name: str,
+        clean: Program,
+        truths: Truth | Sequence[Truth],
+        *delays: Delay,
+        **values: Any,
+    ) -> Case:
+        """Delays in a program; its twin has none."""
+        told = (truths,) if isinstance(truths, Truth) else tuple(truths)
+        return Case(
+            name=f"{self.name} {name}", truth=told[0], also=told[1:],
+            faulty=self.make(program=replace(clean, delays=delays)),
+            clean=self.make(program=clean), **values,
+        )  # fmt: skip
+
+    def contrast(self, name: str, truth: Truth, clean: Program, **options: Any) -> Case:
+        """A program with other options than its twin."""
+        faulty = replace(clean, options={**clean.options, **options})
+        return Case(
+            name=f"{self.name} {name}", truth=truth, faulty=self.make(program=faulty),
+            clean=self.make(program=clean),
+        )  # fmt: skip
 
 
 DDP2, DDP3, DDP4, DDP5, DDP7, DDP8 = (plain("ddp2", n) for n in (2, 3, 4, 5, 7, 8))
