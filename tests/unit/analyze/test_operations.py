@@ -123,6 +123,24 @@ def test_rows_of_all_ranks_are_in_order_with_phases_by_name(tmp_path):
     assert rows.end_ns[0] == START_MONO_NS + 7 * MS
 
 
+def test_operations_behind_a_first_optimizer_belong_to_the_step_that_another_one_extended(tmp_path):
+    """A GAN's second backward was numbered as of the next step, which seemed to begin there."""
+    job = Job(tmp_path, num_ranks=1)
+    group = job.group([0])
+    job.step(3, 0, 50 * MS)
+    job.step(4, 60 * MS, 110 * MS)
+    keys = [
+        job.collective(group, {0: begin * MS}, step=step)[0]
+        for begin, step in ((10, 3), (40, 4), (70, 4), (100, 5), (115, 4))
+    ]
+    job.wait(0, keys[1], 41 * MS, 2 * MS, step=4)
+    attempt = job.close()
+    operations = load_operations(attempt)
+    assert operations.rows.step.tolist() == [3, 3, 4, 4, 4]
+    assert operations.rows.microbatch.tolist() == [0, 1, 0, 1, 0]
+    assert load_waits(attempt, operations).step.tolist() == [3]
+
+
 def test_impossible_values_are_settled_and_counted(tmp_path):
     job = Job(tmp_path, num_ranks=1)
     job.group([0])

@@ -318,6 +318,9 @@ def _read_rank(
     num_bad_ends = int(np.count_nonzero(~is_end & (end != MISSING)))
     kind = _small(columns, "kind")
     size = int64_column(columns, "size_bytes")
+    step, microbatch = _number_by_steps(
+        recording, enqueue, _step(columns, "step"), _step(columns, "microbatch")
+    )
     rows = OperationRows(
         rank=np.full(len(enqueue), recording.rank, dtype=np.int32),
         kind=np.where(_KNOWN_KINDS[kind], kind, np.uint8(Kind.CUSTOM)),
@@ -332,8 +335,8 @@ def _read_rank(
         start_ns=start,
         end_ns=np.where(is_end, end, MISSING),
         size_bytes=np.where((size >= 0) & (size < MAX_SPAN_NS), size, MISSING),
-        step=_step(columns, "step"),
-        microbatch=_step(columns, "microbatch"),
+        step=step,
+        microbatch=microbatch,
         dtype=_small(columns, "dtype"),
         tag=_small(columns, "tag"),
     )
@@ -342,6 +345,35 @@ def _read_rank(
         clocks[recording.rank] = clock
         rows = _correct_device_times(rows, clock)
     return _bound_reducer_ends(recording, rows), num_all - len(rows), num_bad_ends
+
+
+def _number_by_steps(
+    recording: Recording, time_ns: Int64s, step: Int32s, microbatch: Int32s
+) -> tuple[Int32s, Int32s]:
+    """Steps and microbatches at these times, ascending, of steps that another optimizer extended.
+
+    Behind the first optimizer the next step seemed to begin, and what came was numbered as its. The
+    step's record was written again, as the longer one that it was. What was extended by comes as
+    microbatches behind those before.
+    """
+    columns = recording.read("steps")
+    number = int64_column(columns, "step")
+    first = np.searchsorted(time_ns, int64_column(columns, "start_host_mono_ns"))
+    last = np.searchsorted(time_ns, int64_column(columns, "end_host_mono_ns"))
+    size = np.maximum(last - first, 0)
+    owner = np.repeat(np.arange(len(size)), size)
+    row = np.arange(len(owner)) + np.repeat(first - (np.cumsum(size) - size), size)
+    is_late = step[row] == number[owner] + 1
+    if not is_late.any():
+        return step, microbatch
+    before = np.zeros(len(number), dtype=np.int32)
+    is_own = step[row] == number[owner]
+    np.maximum.at(before, owner[is_own], microbatch[row[is_own]] + 1)
+    row, owner = row[is_late], owner[is_late]
+    step, microbatch = step.copy(), microbatch.copy()
+    step[row] = number[owner]
+    microbatch[row] += before[owner]
+    return step, microbatch
 
 
 def _bound_reducer_ends(recording: Recording, rows: OperationRows) -> OperationRows:
@@ -458,6 +490,9 @@ def _read_waits(
     if clock is not None:
         device_end = np.where(device_end >= 0, clock.correct(device_end), device_end)
     row = find_rows(rows.enqueue_ns[first:last], key)
+    order = np.argsort(start, kind="stable")
+    step = _step(columns, "step")[is_good]
+    step[order], _ = _number_by_steps(recording, start[order], step[order], np.zeros_like(step))
     return (
         np.full(len(start), recording.rank, dtype=np.int64),
         np.where(row >= 0, row + first, -1),
@@ -465,7 +500,7 @@ def _read_waits(
         duration,
         device,
         device_end,
-        _step(columns, "step")[is_good].astype(np.int64),
+        step.astype(np.int64),
         int64_column(columns, "source")[is_good],
         int(np.count_nonzero(~is_good)),
     )
