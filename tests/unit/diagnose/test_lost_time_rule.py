@@ -54,6 +54,29 @@ def test_what_no_rule_names_is_a_finding_of_its_own(tmp_path):
     assert one.severity is Severity.CRITICAL
 
 
+@pytest.mark.parametrize(
+    ("phase", "update_ms", "least"),
+    [("update", 3, Severity.LOW), ("update", 12, Severity.HIGH), ("logging", 3, Severity.MEDIUM)],
+)
+def test_what_a_rank_does_alone_may_be_its_part(tmp_path, phase, update_ms, least):
+    """The last one updates weights for all, of 35 ms a step; logging is nobody's part."""
+
+    def make(rank, step):
+        aside = [work(phase, update_ms * MS)] if rank == 3 else []
+        return [
+            work("forward", 10 * MS),
+            work("backward", 20 * MS),
+            reduce(ALL, 2 * MS),
+            *aside,
+            reduce(ALL, 2 * MS),
+        ]
+
+    ProgramRun(make, num_ranks=4, num_steps=24, layout=Layout(dp=4)).record(tmp_path)
+    (one,) = [one for one in diagnose(context_of(tmp_path)).findings if one.ranks == (3,)]
+    assert one.severity is least
+    assert ("its part" in one.confidence.text) == (least is Severity.LOW)
+
+
 def make_bursts(ranks, phase="eval"):
     """39 ms of it in five of fifteen steps."""
 

@@ -14,6 +14,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Ev
 from meshscope.diagnose.pricing import join_edits
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.step_time import ADVICE
+from meshscope.diagnose.views.own_parts import MAX_OWN_PART_RATIO, OWN_PART, is_own_part
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import duration, name_ranks, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS
@@ -79,7 +80,8 @@ class UnnamedLoss(Rule):
     When it is wrong: if ranks are given different work on purpose. Stages are compared by their
     layers, FLOPs and parameters; where these are not known, or the stage computes the loss as well,
     the finding is one level lower and says so. So it is where only some long steps are certain, and
-    not the mean.
+    not the mean. What ranks do alone in most steps, in a phase that training may need, may be their
+    part of it (one updates weights for all): below a tenth of a step it is LOW.
     """
 
     code = "LT001"
@@ -193,6 +195,14 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
     unknown = "" if has_name else f" Nothing recorded names what {do} there."
     others = "other stages" if loss.kind is LossKind.LONGER_STAGE else "peers"
     is_steady = _is_steady(context, loss)
+    is_theirs = (
+        share < MAX_OWN_PART_RATIO
+        and all(_is_usual(one.loss) for one in lost)
+        and is_own_part(timeline, ranks, [one.place for one in lost])
+    )
+    confidence = _state_confidence(loss, is_steady=is_steady)
+    if is_theirs:
+        confidence = Confidence(level=ConfidenceLevel.LOW, text=f"{confidence.text}; {OWN_PART}")
     if not is_steady:
         where += f" in {loss.num_pauses} of {plural(len(loss.step_ns), 'step')}"
     basis = "its share of a replay without any loss"
@@ -201,9 +211,9 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
     return Finding(
         code=code,
         title=f"{name_ranks(ranks)} {take} longer {where}",
-        severity=Severity(
-            max(Severity.LOW, grade(share) - _is_doubtful(loss, is_steady=is_steady))
-        ),
+        severity=Severity(max(Severity.LOW, grade(share) - _is_doubtful(loss, is_steady=is_steady)))
+        if not is_theirs
+        else Severity.LOW,
         summary=f"{name_ranks(ranks)} {take} {duration(excess_ns)} longer than {others} "
         f"{where}, {duration(share_ns)} of a step ({ratio(share)}).{unknown}"
         f"{write_lines(lines)}",
@@ -214,7 +224,7 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
             Evidence(name="share of what is lost", value=share_ns, unit="ns"),
             *list_evidence(lines),
         ),
-        confidence=_state_confidence(loss, is_steady=is_steady),
+        confidence=confidence,
         change=next((ADVICE[name] for name in phases if name in ADVICE), _CHANGE),
         gain=Estimate(
             saved_ns=share_ns,

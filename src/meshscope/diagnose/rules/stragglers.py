@@ -34,6 +34,7 @@ from meshscope.diagnose.views.hardware_view import (
     name_cause,
     price_slow,
 )
+from meshscope.diagnose.views.own_parts import MAX_OWN_PART_RATIO, OWN_PART, is_own_part
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.views.shared_cores import is_queueing, may_be_queueing
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, plural, ratio
@@ -41,6 +42,7 @@ from meshscope.numerics.chance import SIGNIFICANCE_RATIO, bound_share
 from meshscope.numerics.paired_excess import Effect
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 from meshscope.simulate.edits import equalise
+from meshscope.simulate.ledger.peer_cells import Place
 
 MIN_SLOW_RATIO = Threshold(
     name="slow_rank_min_effect_ratio",
@@ -94,7 +96,8 @@ class SlowRankRule(Rule):
 
     When it is wrong: if peers are given different work on purpose. It is LOW if the upper end of
     the interval is more than ten times the lower one, as another program on the host makes it,
-    unless the rank is known not to have waited for its cores more than others.
+    unless the rank is known not to have waited for its cores more than others; and, below a tenth
+    of a step, in phases in which no other rank does anything, which may be its part of training.
     It does not see more than half of the peers being slow, nor a rank without peers. Ranks that
     share a device are faster while one of them idles: a late host then costs less than the replay
     says.
@@ -275,6 +278,8 @@ def _describe_slow(
     device = describe_slow_device(context, worst.rank)
     is_doubtful = _is_unsteady(worst.effect) and may_be_queueing(context, slow_set.ranks, share)
     is_doubtful |= is_queueing(context, slow_set.ranks, share)
+    phases = [Place(phase=name, is_between=False) for name in worst.main_phases]
+    is_theirs = share < MAX_OWN_PART_RATIO and is_own_part(timeline, slow_set.ranks, phases)
     more = find_more_data(context.study, worst.rank, worst.reference, worst.effect.ratio)
     lines = _find_lines(context.study, worst)
     return Finding(
@@ -284,7 +289,7 @@ def _describe_slow(
         severity=min(
             severity_of(gain, otherwise=share),
             grade(share),
-            Severity.LOW if is_doubtful else Severity.CRITICAL,
+            Severity.LOW if is_doubtful or is_theirs else Severity.CRITICAL,
         ),
         summary=_summarize_slow(slow_set)
         + ("" if more is None else more.text)
@@ -300,7 +305,10 @@ def _describe_slow(
             *list_evidence(lines),
         ),
         confidence=_state_confidence(
-            worst, need(context.study.stragglers).num_tests, is_doubtful=is_doubtful
+            worst,
+            need(context.study.stragglers).num_tests,
+            is_doubtful=is_doubtful,
+            is_theirs=is_theirs,
         ),
         change=_choose_change(change, device, more, lines),
         gain=gain,
@@ -382,7 +390,9 @@ def _is_unsteady(effect: Effect) -> bool:
     return effect.high_ratio > _MAX_STEADY_FACTOR * max(effect.low_ratio, 0.0)
 
 
-def _state_confidence(worst: SlowRank, num_tests: int, *, is_doubtful: bool) -> Confidence:
+def _state_confidence(
+    worst: SlowRank, num_tests: int, *, is_doubtful: bool, is_theirs: bool
+) -> Confidence:
     found, effect = worst.candidate, worst.effect
     text = (
         f"{p_value(worst.adjusted_p)} over {found.num_steps} steps (counted as "
@@ -392,6 +402,9 @@ def _state_confidence(worst: SlowRank, num_tests: int, *, is_doubtful: bool) -> 
     if is_doubtful:
         why = "it varies so much" if _is_unsteady(effect) else "it waited so long for a core"
         text += f"; {why} that another program on the host would look the same"
+        return Confidence(level=ConfidenceLevel.LOW, text=text, p_value=worst.adjusted_p)
+    if is_theirs:
+        text += f"; {OWN_PART}"
         return Confidence(level=ConfidenceLevel.LOW, text=text, p_value=worst.adjusted_p)
     # A rank that few sampled steps show stands out by its distance, not by a count of steps.
     is_counted = worst.adjusted_p < SIGNIFICANCE_RATIO and not _is_unsteady(effect)
