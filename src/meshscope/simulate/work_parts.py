@@ -132,7 +132,9 @@ def _add_signatures(
     inside = np.flatnonzero(step >= 0)
     row, step = row[inside], step[inside]
     rows = timeline.communication.operations.rows
-    code = rows.size_bytes[row] % (1 << 20) * len(Kind) + rows.kind[row] + 1
+    # What is routed differs from rank to rank and step to step, and is the same operation.
+    size = np.where(rows.kind[row] == Kind.ALL_TO_ALL, 0, rows.size_bytes[row])
+    code = size % (1 << 20) * len(Kind) + rows.kind[row] + 1
     turn = inside - first[step] + 1
     mixed = (code.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ (
         turn.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)

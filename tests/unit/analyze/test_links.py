@@ -9,7 +9,7 @@ from builders import MS
 from meshscope.analyze.communication.links import find_slow_links, shorten_transfers
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Layout
-from meshscope.core.operations import EndSource
+from meshscope.core.operations import EndSource, Kind
 from timeline_builders import TimedJob, timeline_of
 
 STEP_NS = 100 * MS
@@ -108,6 +108,28 @@ def test_whole_axis_is_judged_by_another(tmp_path: Path) -> None:
     assert [(link.axis, link.ranks, link.is_whole_axis) for link in found] == [
         ("dp", (0, 1, 2, 3), True)
     ]
+
+
+def test_other_operations_of_a_slow_axis_are_slow_as_well_if_not_quite_as_far_off(
+    tmp_path: Path,
+) -> None:
+    """An all-reduce of four ranks goes over twice as many hops as their all-to-all."""
+    job = TimedJob(tmp_path, num_ranks=4, layout=Layout(ep=4))
+    group = job.group(range(4), description="mesh_ep")
+    for step in range(20):
+        at = step * STEP_NS
+        for moment, kind in ((10, Kind.ALL_TO_ALL), (30, Kind.ALL_TO_ALL), (50, Kind.ALL_REDUCE)):
+            job.collective(
+                group,
+                dict.fromkeys(range(4), at + moment * MS),
+                transfer_ns=5 * MS,
+                step=step,
+                kind=kind,
+            )
+        job.step(step, at, at + STEP_NS)
+    (link,) = find_slow_links(timeline_of(job.close()))
+    found = {part.times.link_class.kind: part.usual_ns / MS for part in link.parts}
+    assert (link.axis, found) == ("ep", {Kind.ALL_TO_ALL: 0.3, Kind.ALL_REDUCE: 0.6})
 
 
 def test_large_operations_of_an_axis_may_take_long(tmp_path: Path) -> None:

@@ -77,6 +77,25 @@ def test_a_rank_without_steps_is_left_out(tmp_path):
     assert timeline.ranks == (0, 1)
 
 
+def test_what_is_routed_is_the_same_operation_whatever_its_size(tmp_path):
+    """The rank of a hot expert is compared before and after it was given more, not as a whole."""
+
+    def make(rank: int, step: int):
+        hot = 26 if rank == 2 else 10
+        return [
+            work("forward", 10 * MS),
+            reduce((0, 1, 2), 2 * MS),
+            work("forward", hot * MS),
+            reduce((0, 1, 2), 2 * MS),
+        ]
+
+    replay = replay_of(ProgramRun(make, num_ranks=3, num_steps=5), tmp_path)
+    rows = replay.timeline.communication.operations.rows
+    rows.kind[:] = Kind.ALL_TO_ALL
+    rows.size_bytes[:] = 4096 * (1 + (rows.rank == 2))
+    assert price(replay, equalise(replay.timeline, [2])).saved_ns == 16 * MS
+
+
 def test_identity_gains_exactly_nothing(tmp_path):
     replay = replay_of(ddp({1: 3 * MS + 7}), tmp_path)
     timeline = replay.timeline

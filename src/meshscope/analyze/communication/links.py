@@ -8,8 +8,9 @@ It cannot find an axis whose links are all slow. Such an axis is compared with t
 job, separately inside and across hosts: it must exceed what they show possible, scaled by the
 number of hops and by bytes beyond `_LATENCY_BYTES`, `_AXIS_RATIO` times. It is also compared with
 any network: an operation of up to `_LATENCY_BYTES` takes about `_HOP_NS` per hop, and one that
-always takes `_LATENCY_RATIO` times that is slow. Both are coarse because algorithms differ. Large
-operations without another axis are not judged.
+always takes `_LATENCY_RATIO` times that is slow. Both are coarse because algorithms differ: of an
+axis that is slow, operations half as far off are part of it. Large operations without another axis
+are not judged.
 
 Wrong where links of a class are meant to differ: other cables, other switches. Wrong for a link
 that is slow in a small part of the steps: floors do not show it.
@@ -38,6 +39,8 @@ _LATENCY_BYTES = 1 << 16
 _HOP_NS = 100_000
 """A small message over TCP, inside a host or to one nearby; shared memory and RDMA take less."""
 _LATENCY_RATIO = 10.0
+_LIKEWISE_SHARE = 0.5
+"""Of these ratios, for other operations of an axis that is slow."""
 _USUAL_QUANTILE = 0.25
 
 
@@ -180,43 +183,45 @@ def _join_links(parts: Sequence[_SlowPart]) -> list[SlowLink]:
 def _judge_axis(axis: str, found: Sequence[LinkTimes]) -> SlowLink | None:
     """The whole axis, if all of its links are far slower than other axes show possible."""
     own = [one for one in found if one.link.axis == axis]
-    parts = []
-    for one in own:
-        others = [
-            other
-            for other in found
-            if other.link.axis != axis
-            and other.link_class.is_across_hosts == one.link_class.is_across_hosts
-        ]
-        usual = _find_usual(one, others)
-        if usual is not None:
-            num_steps = len(np.unique(one.step))
-            parts.append(
-                _SlowPart(
-                    times=one,
-                    usual_ns=usual,
-                    usual_median_ns=usual,
-                    num_slow_steps=num_steps,
-                    num_steps=num_steps,
-                    p_value=0.0,
-                )
-            )
-    links = tuple(dict.fromkeys(part.times.link for part in parts))
-    if not parts or len(links) < len({one.link for one in own}):
+    slow = {one.link for one in own if _find_usual(one, found) is not None}
+    if not own or len(slow) < len({one.link for one in own}):
         return None
+    # Of a link that is slow, other operations are as well that are not quite as far off.
+    bounds = [(one, _find_usual(one, found, share=_LIKEWISE_SHARE)) for one in own]
+    parts = [_make_whole(one, usual) for one, usual in bounds if usual is not None]
+    links = tuple(dict.fromkeys(part.times.link for part in parts))
     parts.sort(key=lambda part: -part.cost_ns)
     return SlowLink(axis=axis, links=links, parts=tuple(parts), is_whole_axis=True)
 
 
-def _find_usual(one: LinkTimes, others: Sequence[LinkTimes]) -> float | None:
-    """What operations like these usually take; None if these do not take far longer."""
+def _make_whole(one: LinkTimes, usual_ns: float) -> _SlowPart:
+    num_steps = len(np.unique(one.step))
+    return _SlowPart(
+        times=one,
+        usual_ns=usual_ns,
+        usual_median_ns=usual_ns,
+        num_slow_steps=num_steps,
+        num_steps=num_steps,
+        p_value=0.0,
+    )
+
+
+def _find_usual(one: LinkTimes, found: Sequence[LinkTimes], *, share: float = 1.0) -> float | None:
+    """What operations like these usually take, by other axes or any network; None if these do not
+    take far longer, or this share of that."""
     floor = one.floor_ns
-    found = [bound for other in others if (bound := _scale(other, one)) is not None]
-    found = [bound for bound in found if floor >= _AXIS_RATIO * bound]
+    others = [
+        other
+        for other in found
+        if other.link.axis != one.link.axis
+        and other.link_class.is_across_hosts == one.link_class.is_across_hosts
+    ]
+    bounds = [bound for other in others if (bound := _scale(other, one)) is not None]
+    bounds = [bound for bound in bounds if floor >= share * _AXIS_RATIO * bound]
     latency = _HOP_NS * _count_hops(one.link_class)
-    if one.size_bytes <= _LATENCY_BYTES and floor >= _LATENCY_RATIO * latency:
-        found.append(latency)
-    return min(found) if found else None
+    if one.size_bytes <= _LATENCY_BYTES and floor >= share * _LATENCY_RATIO * latency:
+        bounds.append(latency)
+    return min(bounds) if bounds else None
 
 
 def _scale(other: LinkTimes, one: LinkTimes) -> float | None:
