@@ -16,6 +16,7 @@ a usual step would notice is made there too.
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import index
 from threading import get_ident
 from typing import Any
 
@@ -253,10 +254,11 @@ class Hooks:
                 # Models that are called one after the other have the same batch: the first counts.
                 if not timeline.input_samples or self._batch_module == id(module):
                     self._batch_module = id(module)
-                    timeline.input_samples += given.size(0)
+                    # Of a model that is being traced by torch.jit even sizes are tensors.
+                    timeline.input_samples += index(given.size(0))
                 # A two-dimensional integer input is a batch of token ids.
                 if num_dimensions == 2 and given.dtype in self._token_types:
-                    timeline.input_tokens += given.numel()
+                    timeline.input_tokens += index(given.numel())
             self._is_normalized = kwargs.get("num_items_in_batch") is not None
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
@@ -289,10 +291,10 @@ class Hooks:
             return
         if not self._timeline.input_samples or self._batch_module == id(module):
             self._batch_module = id(module)
-            self._timeline.input_samples += batch.size(0)
+            self._timeline.input_samples += index(batch.size(0))
         is_embedded = batch.ndim == 3 and batch is named.get("inputs_embeds")
         if is_embedded or (batch.ndim == 2 and batch.dtype in self._token_types):
-            self._timeline.input_tokens += batch.size(0) * batch.size(1)
+            self._timeline.input_tokens += index(batch.size(0)) * index(batch.size(1))
 
     def _unusual_forward_begins(self, now_ns: int) -> None:
         """Recomputation, a replica's thread, a root inside another root, or evaluation."""
