@@ -6,8 +6,8 @@ Faults take 8 to 60 % of a step, most of them less than in earlier parts. Only p
 with one thread each really compute, and no more than two ranks collect garbage at once. Near misses
 cost less than 1 % of a step. Words for truths are those of `fault_cases_trials`.
 
-Of unlike lengths, and of a hot expert, the twin has the same work: lengths with one mean, and no
-padding for any expert. A stage's finding may name its ranks in any phase.
+Of unlike lengths the twin has the same work: lengths with one mean. That of a hot expert has none
+of its padding. A stage's finding may name its ranks in any phase.
 """
 
 from dataclasses import replace

@@ -82,8 +82,7 @@ class SampleBuilder:
             *operation_words(
                 enqueue_ns=T0 + int(enqueue * US),
                 end_ns=MISSING if end is None else T0 + int(end * US),
-                end_source=EndSource.NONE if end is None else EndSource.DEVICE,
-                **words,
+                **{"end_source": EndSource.NONE if end is None else EndSource.DEVICE, **words},
             )
         )
 

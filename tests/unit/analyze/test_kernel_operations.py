@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kernel_builders import T0, US, SampleBuilder, open_real
 from meshscope.analyze.job.arrivals import AlignedTimes
-from meshscope.analyze.job.exposed import find_engine_intervals
+from meshscope.analyze.job.exposed import find_blocking, find_engine_intervals
 from meshscope.analyze.job.kernel_operations import (
     doubt_ends,
     match_kernels,
@@ -170,6 +170,19 @@ def test_an_end_behind_its_kernel_is_a_bound_in_all_steps_and_holds_nobody_up(tm
     held = find_engine_intervals(rows, times)
     assert held.row.tolist() == [1, 3, 5]
     assert ((held.end_ns - held.start_ns) // US).tolist() == [450] * 3
+
+
+def test_a_bound_of_an_operation_holds_up_no_stream(tmp_path):
+    """Buffers that DDP broadcasts before a forward pass, whose end was seen after backward: all of
+    the step counted as transfer."""
+    made = make(tmp_path)
+    for step, source in ((1, EndSource.DEVICE_LATE), (2, EndSource.DEVICE)):
+        since = 1_000 * (step - 1)
+        made.operation(since, since + 900, step=step, flags=OperationFlag.DEVICE, end_source=source)
+    made.close(2, 2_000)
+    rows = load_operations(open_run(made.path).last_attempt).rows
+    times = AlignedTimes(enqueue_ns=rows.enqueue_ns, arrival_ns=rows.start_ns, end_ns=rows.end_ns)
+    assert find_blocking(rows, times).row.tolist() == [1]
 
 
 @pytest.mark.parametrize(("name", "rank", "per_step"), [("ddp", 2, 5), ("fsdp2", 1, 26)])

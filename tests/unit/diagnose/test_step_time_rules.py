@@ -3,7 +3,9 @@ import pytest
 from diagnosed import find
 
 from builders import MS, make_writer, put_span, put_step
+from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
+from timeline_builders import TimedJob
 
 
 def write_steps(path, forward_ns, *, num_ranks=2, checkpoint=None, seed=0):
@@ -115,3 +117,28 @@ def test_steady_runs_are_silent(tmp_path):
     write_steps(tmp_path, np.full(200, 50 * MS))
     for code in ("TI001", "TI002", "TI003", "TI004"):
         assert find(code, tmp_path) == []
+
+
+def test_on_devices_what_recurs_on_one_rank_alone_is_found_and_its_lead_taken_off(tmp_path):
+    """Rank 1's host takes 184 ms in every fifth step and 31 in the others; devices take 44, and the
+    other hosts notice nothing in particular: 61.6 ms in the mean, 17.6 beyond a device's step."""
+    job = TimedJob(tmp_path, num_ranks=4, layout=Layout(dp=4))
+    for step in range(80):
+        cycle, place = 308 * (step // 5) * MS, step % 5
+        late = (
+            cycle + (184 + 31 * (place - 1)) * MS if place else cycle,
+            cycle + (184 + 31 * place) * MS,
+        )
+        even = (int(61.6 * step) * MS, int(61.6 * (step + 1)) * MS)
+        end = cycle + (228 + 44 * place) * MS
+        for rank in range(4):
+            host = late if rank == 1 else even
+            if place:
+                job.device_phase(rank, "forward", host, (end - 44 * MS, end), offset_ns=5 * MS)
+            else:
+                job.phase(rank, "forward", *host)
+            job.own_step(rank, step, *host)
+    job.close()
+    (found,) = find("TI002", tmp_path)
+    assert found.title == "every 5 steps one is slow, mostly in forward on rank 1"
+    assert found.gain.saved_ns == pytest.approx(17.6 * MS, rel=0.05)

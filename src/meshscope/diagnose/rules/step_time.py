@@ -124,23 +124,22 @@ def _job_recurrences(study: Study) -> tuple[Recurrence, ...]:
     return find_recurrences(need(study.get(_job_periods)))
 
 
-def _recurring(study: Study) -> tuple[StepPeriods, tuple[Recurrence, ...]]:
-    """What recurs in the job's periods. Where hosts run ahead of their devices, others notice a
-    late rank in other steps than its own: then what recurs in a rank's own periods, the surest."""
+def _recurring(study: Study) -> tuple[StepPeriods, tuple[Recurrence, ...], int | None]:
+    """What recurs in the job's periods. Where hosts run ahead of their devices, others notice a late
+    rank in other steps than its own: then what recurs in a rank's own, the surest, and which it is.
+    """
     periods, found = need(study.get(_job_periods)), need(study.get(_job_recurrences))
     timeline = known(study.timeline)
     if found or timeline is None or len(timeline.ranks) < 2 or not timeline.on_device.all():
-        return periods, found
+        return periods, found, None
     picked = pick_ranks(study.attempt)
-    by_rank = [
-        (own, find_recurrences(own)) for own in (_read_periods(study, one) for one in picked)
-    ]
-    sure = [
-        (min(one.chance for one in recurrences) * len(picked), index)
-        for index, (_, recurrences) in enumerate(by_rank)
-        if recurrences
-    ]
-    return by_rank[min(sure)[1]] if sure and min(sure)[0] < MAX_CHANCE else (periods, found)
+    by_rank = {rank: _read_periods(study, rank) for rank in picked}
+    recurrences = {rank: find_recurrences(own) for rank, own in by_rank.items()}
+    sure = [(one.chance * len(picked), rank) for rank in picked for one in recurrences[rank]]
+    if not sure or min(sure)[0] >= MAX_CHANCE:
+        return periods, found, None
+    rank = min(sure)[1]
+    return by_rank[rank], recurrences[rank], rank
 
 
 def _runs_ahead(context: Context) -> bool:
@@ -236,7 +235,8 @@ class PeriodicSlowSteps(Rule):
     around it and far outside their spread. An interval counts if at least four fifths of its steps
     are slow and chance does not explain that, over all intervals tried. Periods are the median over
     ranks; on devices, where nothing recurs in it, a rank's own. The gain is the median of what
-    these steps take beyond the others, on the device if it was marked, once in each interval.
+    these steps take beyond the others, on the device if it was marked, else less the lead that
+    a host makes up until the next one, once in each interval.
 
     What to change: save asynchronously, less often, or from a copy; evaluate on other machines; log
     without waiting for the device.
@@ -253,16 +253,18 @@ class PeriodicSlowSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per interval."""
-        periods, recurrences = need(context.study.get(_recurring))
+        periods, recurrences, rank = need(context.study.get(_recurring))
         for recurrence in recurrences:
             if periods.share_of(recurrence.rows) >= context.thresholds[_MIN_RECURRING_LOST_RATIO]:
-                yield self._report(context, periods, recurrence)
+                yield self._report(context, periods, recurrence, rank)
 
-    def _report(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
+    def _report(
+        self, context: Context, periods: StepPeriods, found: Recurrence, rank: int | None
+    ) -> Finding:
         extra_ns, usual_ns = _measure_extra(context, periods, found.rows, found.interval)
         gain = _price_recurring(found, extra_ns, usual_ns)
         slow = periods.step[found.rows]
-        where, ranks, beside = _find_contents(context, slow)
+        where, ranks, beside = _find_contents(context, slow, rank)
         doing = "" if where is None else f", mostly in {where.phase}"
         doing += f" on {name_ranks(ranks)}" if ranks else ""
         lines = _find_lines(context, where, slow, ranks)
@@ -502,11 +504,11 @@ def _price_slow(context: Context, periods: StepPeriods, rows: Bools) -> Estimate
 
 
 def _find_contents(
-    context: Context, slow: Int64s
+    context: Context, slow: Int64s, own: int | None = None
 ) -> tuple[PhaseExcess | None, tuple[int, ...], list[PhaseExcess]]:
-    """The extra phase of the rank that works most in these steps; that rank, if no other works
-    more; and other phases with a name that have a good part of the extra time."""
-    rank, is_alone = _find_busiest(context, slow)
+    """The extra phase of the rank whose own steps these are, or that works most in them; that rank,
+    if no other works more; and other phases with a name that have a good part of the extra time."""
+    rank, is_alone = (own, True) if own is not None else _find_busiest(context, slow)
     found = find_excess(context.study.attempt.ranks[rank], slow)
     first = found[0] if found and found[0].excess_ns > 0 else None
     least_ns = _MIN_BESIDE_RATIO * sum(max(0.0, one.excess_ns) for one in found)
