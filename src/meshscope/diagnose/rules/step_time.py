@@ -125,8 +125,8 @@ def _job_recurrences(study: Study) -> tuple[Recurrence, ...]:
 
 
 def _recurring(study: Study) -> tuple[StepPeriods, tuple[Recurrence, ...], int | None]:
-    """What recurs in the job's periods. Where hosts run ahead of their devices, others notice a late
-    rank in other steps than its own: then what recurs in a rank's own, the surest, and which it is.
+    """What recurs in the job's periods. Where hosts run ahead of their devices, others notice a
+    late rank in other steps than its own: then what recurs in a rank's own, the surest, and whose.
     """
     periods, found = need(study.get(_job_periods)), need(study.get(_job_recurrences))
     timeline = known(study.timeline)
